@@ -1,0 +1,1 @@
+"""Engines behind one contract (`contract.py`). Importing this package imports no engine."""

@@ -1,0 +1,249 @@
+"""What the plugin and the engines agree on. Both sides point here; stdlib only.
+
+An engine is found by name in `registry.py`. Every call is made on the event loop that loaded the engine and none
+of them blocks it. All values are frozen and plain, since most engines live in another process (`host.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from exllamav3_adapters.engine_settings import EngineSettings
+
+Message: TypeAlias = Mapping[str, Any]
+"""One chat message in the OpenAI form."""
+Tool: TypeAlias = Mapping[str, Any]
+"""One tool definition in the OpenAI form: `{"type": "function", "function": {...}}`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The part of a chat that other chats share: its leading system or developer messages, and its tools."""
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Tool] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat:
+    """A chat to be rendered by the model's template, ready for the assistant's turn."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Extra variables for the template, such as `enable_thinking`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What the model reads."""
+
+    token_ids: tuple[int, ...]
+    num_head_tokens: int = 0
+    """How many of the leading tokens belong to the head; 0 where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grammar:
+    """What the output must match (LLGuidance)."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationParams:
+    """How one answer is sampled. The defaults sample from the model's own distribution."""
+
+    max_tokens: int | None = None
+    """None: until the context is full."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    """Text that ends the answer and is not part of it."""
+    banned_strings: tuple[str, ...] = ()
+    temperature: float = 1.0
+    """0: greedy."""
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """The same seed, prompt and parameters give the same answer on the same machine."""
+    grammar: Grammar | None = None
+    top_logprobs: int | None = None
+    """None: no probabilities. 0: of the chosen tokens only. n: also of the n likeliest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """Natural log probability of one sampled token, from the raw logits (before temperature and filters)."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """The request left the queue and holds its pages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillProgress:
+    """`done_tokens` of `total_tokens` of the prompt are in the cache."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A piece of the answer. It may cover several tokens, and is never empty."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The last event of a generation."""
+
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    """Leading prompt tokens that were not computed again, whichever tier they came from."""
+    completion_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefilled:
+    """The last event of a prefill: the whole prompt is in the cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    pinned_tokens: int = 0
+    """How many of its tokens are now protected from eviction; less than asked for past `pin_max_fraction`."""
+
+
+GenerationEvent: TypeAlias = Started | PrefillProgress | Text | Finished
+PrefillEvent: TypeAlias = Started | PrefillProgress | Prefilled
+
+
+class EventStream(Protocol):
+    """Events of one request, in order. Ends after `Finished` or `Prefilled`, or raises an `EngineError`.
+
+    `aclose` before the end cancels the request; its pages are free at the next chunk boundary. It may be called
+    more than once and returns without waiting for the engine.
+    """
+
+    def __aiter__(self) -> AsyncIterator[GenerationEvent | PrefillEvent]: ...
+    async def __anext__(self) -> GenerationEvent | PrefillEvent: ...
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPrefix:
+    """A prefix that the engine itself found to be shared. Valid for this `cache_fingerprint` only."""
+
+    token_ids: tuple[int, ...]
+    credit: float
+    cache_fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What stays true from load to close."""
+
+    model_key: str
+    engine: str
+    context_length: int
+    """Most tokens of prompt and answer together."""
+    page_size: int
+    """Tokens in one page of the cache."""
+    cache_tokens: int
+    """Tokens in the whole cache."""
+    cache_fingerprint: str
+    """Changes whenever token ids or pages of an earlier load may no longer fit (weights, tokenizer, template)."""
+    effective_settings: Mapping[str, str] = field(default_factory=dict)
+    """Option -> who implements it and with which value, for one line in the log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """A snapshot. Token counts are of whole pages; counters run from load."""
+
+    active_requests: int = 0
+    queued_requests: int = 0
+    cache_tokens_used: int = 0
+    """In pages that running requests hold."""
+    cache_tokens_reusable: int = 0
+    cache_tokens_pinned: int = 0
+    sysmem_tokens: int = 0
+    disk_tokens: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """Named by what they count: `prompt_tokens`, `cached_tokens`, `completion_tokens`, `evictions`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadProgress:
+    """`done` of `total` steps of the load; `stage` says what is being done."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A loaded model. Made by `Loader`, ends with `close`. Every call may raise `EngineUnavailable`."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def render(self, chat: Chat) -> Prompt:
+        """The chat in tokens, `num_head_tokens` included. Raises `InvalidRequest` where the template refuses it."""
+
+    async def render_head(self, head: Head) -> Prompt:
+        """The tokens that every chat with this head begins with; empty where the template puts nothing first."""
+
+    async def tokenize(self, text: str) -> Prompt:
+        """Plain text in tokens, special tokens recognised, no template."""
+
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> EventStream:
+        """Answers the prompt. `Started` comes first, `Finished` last.
+
+        With `retain=False` nothing of the request outlives the process: no disk tier, no captured prefix.
+        """
+
+    def prefill(self, prompt: Prompt, *, pin: bool = False) -> EventStream:
+        """Computes the prompt's pages while no request wants the engine, yielding at chunk boundaries to any that
+        does. `Prefilled` comes last. With `pin` its pages stay until `unpin`."""
+
+    async def unpin(self, prompt: Prompt) -> None:
+        """Ends the protection that `prefill(prompt, pin=True)` gave. No error where there is none."""
+
+    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
+        """Prefixes that the engine captured, most recently written first."""
+
+    async def forget(self, prompt: Prompt) -> int:
+        """Drops every page that holds a part of the prompt, or that follows one that does, from every tier.
+
+        Returns how many pages were dropped. Pages that a running request holds go when it ends.
+        """
+
+    async def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None:
+        """Cancels what runs, writes what is to be kept, frees the memory. May be called more than once."""
+
+
+class Loader(Protocol):
+    """What a name in the registry leads to: the engine's class."""
+
+    async def load(self, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:
+        """Loads the model. `report` is called on the loop. Raises `LoadFailed`, which names the fault."""

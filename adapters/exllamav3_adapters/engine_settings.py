@@ -1,0 +1,73 @@
+"""Everything an engine is told at load. Plain frozen values, stdlib only: they cross the process boundary.
+
+The plugin validates what the user wrote (`litellm_exllamav3.settings`) and converts it to these, so an engine may
+take every value here to be in range. Paths are absolute. 0 or empty means "off" unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """Which model, and how it is laid out."""
+
+    model_dir: str
+    """Folder of the model, or `demo` for the packaged demo model."""
+    max_seq_len: int | None = None
+    """Context length in tokens. None: the model's own."""
+    cache_size: int | None = None
+    """Tokens in the K/V cache, a multiple of 256. None: `max_seq_len` rounded up to 256."""
+    cache_mode: str = "FP16"
+    """`FP16`, or `k,v` bits (2 to 8) of a quantised cache."""
+    chunk_size: int = 2048
+    """Tokens prefilled in one step, a multiple of 256; a request leaves at such a boundary at the latest."""
+    max_batch_size: int | None = None
+    """Sequences decoded together. None: the engine's default."""
+    chat_template: str | None = None
+    """Path of a Jinja chat template that replaces the model's own."""
+    recurrent_frontier_checkpoints: bool = False
+    recurrent_eviction: Literal["lru", "gds"] = "lru"
+    prefill_cost_coefficients: tuple[float, float] | None = None
+    """`(D, E)` of `D*(p-q) + E*(p*p-q*q)`, positions in thousands of tokens. None: measured while serving."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryOptions:
+    """Tiers behind the cache, and the eviction policy."""
+
+    sysmem_kv_cache: int = 0
+    """MiB of system memory for evicted pages."""
+    sysmem_recurrent_cache: int = 4096
+    """MiB of system memory for recurrent checkpoints (hybrid models only)."""
+    disk_cache_dir: str | None = None
+    disk_cache_size: int = 51200
+    """MiB."""
+    disk_cache_flush_on_idle: bool = True
+    disk_cache_checkpoint_interval: int = 4096
+    """Tokens."""
+    disk_cache_write_interval: float = 2.0
+    """Seconds."""
+    pin_max_fraction: float = 0.5
+    """Largest part of the cache that pinned prefixes may hold."""
+    aging_lfu: bool = False
+    aging_half_life_hours: float = 0.05
+    aging_hit_cap_pages: int = 64
+    aging_weight_cap: float = 4.0
+    aging_persist_dir: str | None = None
+    aging_capture_prefixes: bool = False
+    aging_prefix_min_tokens: int = 512
+    aging_prefix_max_tokens: int = 32768
+    aging_prefix_max_entries: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """All of one model's engine settings."""
+
+    model_key: str
+    """The name after `exllamav3/`."""
+    model: ModelOptions
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
