@@ -1,0 +1,90 @@
+"""One form for all spellings of a head, and its digest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from litellm_exllamav3.head import RequestHead
+from litellm_exllamav3.nonces import NonceRules
+
+_DIGEST_BYTES = 16
+_TEXT_TYPES = ("text", "input_text")
+_NO_GIL_BYTES = 2047
+"""hashlib lets go of the GIL for longer input. Beside a busy thread it then waits up to a switch interval (5 ms) to get
+it back, to save 0.1 ms of hashing."""
+
+
+def canonical_form(head: RequestHead, rules: NonceRules) -> bytes | None:
+    """What makes this head the one it is, about as long in bytes as the head itself.
+
+    The order of keys, marks for a provider's own cache and nonce lines do not count, nor whether a text comes as a
+    string or as a single part; the order of tools and messages does. None where the head cannot be written as JSON.
+    """
+    form = [
+        head.route,
+        [_plain_message(message, rules) for message in head.messages],
+        [_plain_tool(tool) for tool in head.tools],
+    ]
+    try:
+        return orjson.dumps(form, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return _slow_form(form)
+
+
+def head_digest(form: bytes) -> str:
+    """128 bits of BLAKE2b in hexadecimal."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    view = memoryview(form)
+    for start in range(0, len(form), _NO_GIL_BYTES):
+        digest.update(view[start : start + _NO_GIL_BYTES])
+    return digest.hexdigest()
+
+
+def _slow_form(form: object) -> bytes | None:
+    """For lone surrogates and integers past 64 bits, which orjson refuses and a client may send."""
+    try:
+        return json.dumps(form, sort_keys=True, separators=(",", ":")).encode("ascii")
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _plain_message(message: Mapping[str, Any], rules: NonceRules) -> Mapping[str, Any]:
+    plain = {key: value for key, value in message.items() if key != "cache_control"}
+    plain["content"] = _plain_content(rules.strip_content(message.get("content")))
+    return plain
+
+
+def _plain_content(content: Any) -> Any:
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    parts = [_plain_part(part) for part in content]
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return parts
+
+
+def _plain_part(part: Any) -> Any:
+    """The text of a text part, and any other part without its mark."""
+    part = _unmarked(part)
+    if isinstance(part, Mapping) and len(part) == 2 and part.get("type") in _TEXT_TYPES:
+        return part.get("text", part)
+    return part
+
+
+def _plain_tool(tool: Any) -> Any:
+    tool = _unmarked(tool)
+    if isinstance(tool, Mapping) and isinstance(function := tool.get("function"), Mapping):
+        unmarked = _unmarked(function)
+        return tool if unmarked is function else {**tool, "function": unmarked}
+    return tool
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, Mapping) and "cache_control" in value:
+        return {key: item for key, item in value.items() if key != "cache_control"}
+    return value
