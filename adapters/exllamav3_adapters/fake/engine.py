@@ -1,0 +1,223 @@
+"""The fake engine: see the package's docstring, `answer.py` for its answers and `template.py` for its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, Self
+
+from exllamav3_adapters.contract import (
+    Chat,
+    EngineInfo,
+    EngineStats,
+    GenerationParams,
+    Head,
+    LoadProgress,
+    Prompt,
+    StoredPrefix,
+)
+from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.errors import (
+    ContextLengthExceeded,
+    EngineDied,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    LoadFailed,
+)
+from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.fake import template
+from exllamav3_adapters.fake.answer import answer
+from exllamav3_adapters.fake.pages import PAGE_SIZE, PageCache
+from exllamav3_adapters.fake.scheduler import Job, Pace, Scheduler
+
+_ENVIRONMENT_PREFIX = "EXLLAMAV3_FAKE_"
+_DEFAULT_CONTEXT_LENGTH = 8192
+_DEFAULT_MAX_BATCH_SIZE = 8
+_NUM_LOAD_STEPS = 4
+_CRASH_EXIT_STATUS = 70
+
+
+class FakeEngine:
+    """A `contract.Engine` that pretends: deterministic, no model, a real page cache and scheduler in small.
+
+    A token is one UTF-8 byte, a page 256 of them; an answer of n bytes has n completion tokens.
+
+    `load` takes the model folder, context length, cache, chunk and batch sizes and `pin_max_fraction` from the
+    settings (`model_dir` must be `demo` or a folder that exists), and its speed from the environment, so that a
+    hosted fake can be slowed through the process above it:
+
+    - `EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE`, `EXLLAMAV3_FAKE_SECONDS_PER_TOKEN`, `EXLLAMAV3_FAKE_LOAD_SECONDS`:
+      seconds, default 0;
+    - `EXLLAMAV3_FAKE_CRASH_EXITS`: with `1`, a `fault: crash` line ends the process with status 70 (the host sets
+      it); otherwise it fails every request with `EngineDied`.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        seconds_per_prefill_page: float = 0.0,
+        seconds_per_token: float = 0.0,
+        crash_exits: bool = False,
+    ) -> None:
+        """To be called on the loop that will use the engine."""
+        model = settings.model
+        context_length = model.max_seq_len or _DEFAULT_CONTEXT_LENGTH
+        num_pages = -(-(model.cache_size or context_length) // PAGE_SIZE)
+        self._info = EngineInfo(
+            model_key=settings.model_key,
+            engine="fake",
+            context_length=context_length,
+            page_size=PAGE_SIZE,
+            cache_tokens=num_pages * PAGE_SIZE,
+            cache_fingerprint=hashlib.blake2b(b"fake engine, template 1", digest_size=16).hexdigest(),
+            effective_settings={"chunk_size": f"fake: {model.chunk_size}"},
+        )
+        self._cache = PageCache(num_pages)
+        self._crash_exits = crash_exits
+        self._unavailable: EngineUnavailable | None = None
+        self._scheduler = Scheduler(
+            self._cache,
+            chunk_size=model.chunk_size,
+            max_batch_size=model.max_batch_size or _DEFAULT_MAX_BATCH_SIZE,
+            max_pinned_pages=int(num_pages * settings.memory.pin_max_fraction),
+            pace=Pace(seconds_per_prefill_page=seconds_per_prefill_page, seconds_per_token=seconds_per_token),
+            on_crash=self._crash,
+        )
+
+    @classmethod
+    async def load(
+        cls,
+        settings: EngineSettings,
+        report: Callable[[LoadProgress], None],
+        *,
+        seconds_per_prefill_page: float | None = None,
+        seconds_per_token: float | None = None,
+        load_seconds: float | None = None,
+    ) -> Self:
+        """As `contract.Loader.load`. What is None comes from the environment."""
+        model_dir = settings.model.model_dir
+        if model_dir != "demo" and not await asyncio.to_thread(Path(model_dir).is_dir):
+            raise LoadFailed(f"model_dir: there is no folder {model_dir}; name a model's folder, or `demo`")
+        seconds = _environment("LOAD_SECONDS") if load_seconds is None else load_seconds
+        for done in range(_NUM_LOAD_STEPS):
+            report(LoadProgress(stage="weights", done=done, total=_NUM_LOAD_STEPS))
+            await asyncio.sleep(seconds / _NUM_LOAD_STEPS)
+        report(LoadProgress(stage="weights", done=_NUM_LOAD_STEPS, total=_NUM_LOAD_STEPS))
+        page, token = seconds_per_prefill_page, seconds_per_token
+        return cls(
+            settings,
+            seconds_per_prefill_page=_environment("SECONDS_PER_PREFILL_PAGE") if page is None else page,
+            seconds_per_token=_environment("SECONDS_PER_TOKEN") if token is None else token,
+            crash_exits=_environment("CRASH_EXITS") > 0,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def render(self, chat: Chat) -> Prompt:
+        self._check_available()
+        return template.render(chat)
+
+    async def render_head(self, head: Head) -> Prompt:
+        self._check_available()
+        return template.render_head(head)
+
+    async def tokenize(self, text: str) -> Prompt:
+        self._check_available()
+        return Prompt(token_ids=template.encode(text))
+
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
+        """`retain` changes nothing here: the fake keeps nothing past its process."""
+        stream = self._new_stream()
+        try:
+            self._check_available()
+            text = template.decode(prompt.token_ids)
+            room = self._room(prompt, params.max_tokens)
+            planned = answer(text, params, room)
+        except EngineError as error:
+            stream.fail(error)
+            return stream
+        token_ids = bytes(prompt.token_ids)
+        self._scheduler.submit(
+            Job(token_ids=token_ids, stream=stream, answer=planned, top_logprobs=params.top_logprobs)
+        )
+        return stream
+
+    def prefill(self, prompt: Prompt, *, pin: bool = False) -> QueuedEventStream:
+        stream = self._new_stream()
+        try:
+            self._check_available()
+            template.decode(prompt.token_ids)
+            self._check_length(prompt, len(prompt.token_ids))
+        except EngineError as error:
+            stream.fail(error)
+            return stream
+        self._scheduler.submit(Job(token_ids=bytes(prompt.token_ids), stream=stream, pin=pin))
+        return stream
+
+    async def unpin(self, prompt: Prompt) -> None:
+        self._check_available()
+        self._cache.unpin(bytes(prompt.token_ids))
+
+    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
+        self._check_available()
+        return ()
+
+    async def forget(self, prompt: Prompt) -> int:
+        self._check_available()
+        return self._cache.forget(bytes(prompt.token_ids))
+
+    async def stats(self) -> EngineStats:
+        self._check_available()
+        return self._scheduler.stats()
+
+    async def close(self) -> None:
+        if self._unavailable is None:
+            self._unavailable = EngineUnavailable("the engine was closed")
+        await self._scheduler.stop(self._unavailable)
+
+    def _new_stream(self) -> QueuedEventStream:
+        return QueuedEventStream(on_cancel=lambda: self._scheduler.reap())
+
+    def _room(self, prompt: Prompt, max_tokens: int | None) -> int:
+        """Tokens left for the answer, of which the request may want fewer."""
+        wanted = 1 if max_tokens is None else max_tokens
+        self._check_length(prompt, len(prompt.token_ids) + wanted)
+        return min(self._info.context_length, self._info.cache_tokens) - len(prompt.token_ids)
+
+    def _check_length(self, prompt: Prompt, num_tokens: int) -> None:
+        if not prompt.token_ids:
+            raise InvalidRequest("the prompt is empty; send at least one token")
+        most = min(self._info.context_length, self._info.cache_tokens)
+        if num_tokens > most:
+            raise ContextLengthExceeded(
+                f"prompt and answer take {num_tokens} tokens and the model's context holds {most}; "
+                "shorten the prompt or ask for fewer tokens",
+                "messages",
+                prompt_tokens=len(prompt.token_ids),
+                max_tokens=most,
+            )
+
+    def _check_available(self) -> None:
+        if self._unavailable is not None:
+            raise type(self._unavailable)(self._unavailable.message)
+
+    def _crash(self) -> None:
+        if self._crash_exits:
+            _exit()
+        self._unavailable = EngineDied("the fake engine crashed, as a request's `fault: crash` line asked")
+        self._scheduler.fail_all(self._unavailable)
+
+
+def _environment(name: str) -> float:
+    return float(os.environ.get(_ENVIRONMENT_PREFIX + name, "0"))
+
+
+def _exit() -> NoReturn:
+    os._exit(_CRASH_EXIT_STATUS)

@@ -1,0 +1,101 @@
+"""The fake engine's chat template and tokenizer: ChatML text, one token per UTF-8 byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from exllamav3_adapters.contract import Chat, Head, Message, Prompt, Tool
+from exllamav3_adapters.errors import InvalidRequest
+
+VOCABULARY_SIZE = 256
+_OPEN, _CLOSE = "<|im_start|>", "<|im_end|>\n"
+_HEAD_ROLES = ("system", "developer")
+_ROLES = (*_HEAD_ROLES, "user", "assistant", "tool")
+
+
+def render(chat: Chat) -> Prompt:
+    """The chat in tokens. Raises `InvalidRequest` for an empty chat, an unknown role or a part that is no text."""
+    token_ids = encode(_text(chat.messages, chat.tools))
+    head = render_head(Head(messages=_leading(chat.messages), tools=chat.tools))
+    # A chat that goes on with an assistant's turn leaves the head a little earlier than one with a user's.
+    return Prompt(token_ids=token_ids, num_head_tokens=_num_shared(token_ids, head.token_ids))
+
+
+def render_head(head: Head) -> Prompt:
+    """What two chats with this head and different users' words begin with."""
+    one, other = (
+        encode(_text([*head.messages, {"role": "user", "content": words}], head.tools)) for words in ("a", "b")
+    )
+    num_head_tokens = _num_shared(one, other)
+    return Prompt(token_ids=one[:num_head_tokens], num_head_tokens=num_head_tokens)
+
+
+def encode(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the text holds half of a surrogate pair; send valid Unicode", "messages") from error
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """The text of a prompt. Raises `InvalidRequest` for a token outside the vocabulary."""
+    try:
+        return bytes(token_ids).decode(errors="replace")
+    except ValueError as error:
+        raise InvalidRequest(f"token ids must lie in 0..{VOCABULARY_SIZE - 1}") from error
+
+
+def last_user_message(text: str) -> str:
+    """The last user's words in a rendered chat, or all of `text` where it is no chat."""
+    _, opened, rest = text.rpartition(f"{_OPEN}user\n")
+    return rest.partition(_CLOSE.strip())[0] if opened else text
+
+
+def _leading(messages: Sequence[Message]) -> list[Message]:
+    count = next((i for i, message in enumerate(messages) if message.get("role") not in _HEAD_ROLES), len(messages))
+    return list(messages[:count])
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+    if not messages:
+        raise InvalidRequest("messages is empty; send at least one message", "messages")
+    blocks = [(_role(message), _content(message)) for message in messages]
+    if tools:
+        definitions = "".join(f"\n{_sorted_json(tool)}" for tool in tools)
+        role, content = blocks.pop(0) if blocks[0][0] in _HEAD_ROLES else ("system", "")
+        blocks.insert(0, (role, f"{content}\n<tools>{definitions}\n</tools>"))
+    return "".join(f"{_OPEN}{role}\n{content}{_CLOSE}" for role, content in blocks) + f"{_OPEN}assistant\n"
+
+
+def _role(message: Message) -> str:
+    role = message.get("role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"a message's role must be one of {', '.join(_ROLES)}", "messages")
+    return str(role)
+
+
+def _content(message: Message) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "".join(_part(part) for part in content or ())
+    calls = message.get("tool_calls") or ()
+    return text + "".join(f"\n<tool_call>{_sorted_json(call)}</tool_call>" for call in calls)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidRequest(f"a content part of type {kind!r} is not supported; this model reads text only", "messages")
+
+
+def _sorted_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
