@@ -1,0 +1,224 @@
+"""A transformers model in the shape in which exllamav3's scheduler drives one of its own.
+
+The scheduler calls `forward` and `prefill` with token ids and a block table, and reads a few attributes. All state
+that a sequence has is in exllamav3's cache, so the model itself keeps none.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from exllamav3 import Cache
+from transformers.utils import logging as transformers_logging
+
+from exllamav3_adapters.contract import LoadProgress
+from exllamav3_adapters.cpu.attention import (
+    ATTENTION,
+    AttentionSite,
+    PagedBatch,
+    PagedLayer,
+    UnsupportedAttention,
+    register,
+)
+from exllamav3_adapters.cpu.cache_layer import CpuCacheLayer
+from exllamav3_adapters.cpu.layer_probe import find_attention_sites
+from exllamav3_adapters.cpu.model_folder import read_model_config
+from exllamav3_adapters.errors import LoadFailed
+
+# Layers whose state is pages of keys and values, and nothing else.
+_PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LOAD_STEPS: Final = 3
+
+
+class ModelConfig(types.SimpleNamespace):
+    """What the scheduler, the tokenizer and the disk tier read of a model's config. The tokenizer may add to
+    `eos_token_id_list`."""
+
+    directory: str
+    config_dict: dict[str, Any]
+    infer_params: types.SimpleNamespace
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    eos_token_id_list: list[int]
+    pad_token_id: int | None
+
+
+class _CacheLayers:
+    """Finds a layer's pages in an exllamav3 cache."""
+
+    def __init__(self, cache: Any) -> None:
+        self._layers = cache.layers
+
+    def find(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor, sliding_window: int | None) -> PagedLayer:
+        layer: PagedLayer = self._layers[layer_idx, 0]
+        return layer
+
+
+class CpuModel:
+    """Runs on the thread that drives the generator. Not thread-safe, and meant to be called in inference mode."""
+
+    loaded_tp = False
+    output_device = torch.device("cpu")
+    recurrent_state_cls = None
+    draft_verifier_params: Mapping[str, Any] = types.MappingProxyType({})
+
+    def __init__(self, network: Any, config: ModelConfig, attention_sites: list[AttentionSite]) -> None:
+        self.network = network
+        self.config = config
+        self.caps: dict[str, Any] = {}
+        self.cache_weakrefs: dict[int, Any] = {}
+        self._attention_sites = attention_sites
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens that the model was made for; None where its config does not say."""
+        length = getattr(self.network.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return int(length) if length else None
+
+    @property
+    def modules(self) -> list[AttentionSite]:
+        return self._attention_sites
+
+    def get_cache_layers(self) -> list[AttentionSite]:
+        return self._attention_sites
+
+    def get_recurrent_layers(self) -> list[Any]:
+        """None yet: `load_model` refuses architectures that have some."""
+        return []
+
+    def get_layer_instances(self, layer_idx: int) -> list[tuple[int, int]]:
+        return [(layer_idx, 0)]
+
+    def prefetch_tokens(self, token_ids: list[int]) -> None:
+        """A hint for models that read their embeddings from disk."""
+
+    def prefill(self, input_ids: torch.Tensor, params: dict[str, Any]) -> None:
+        """Computes the pages of `input_ids` (B, T), int64, and no logits. `params` as in `forward`."""
+        self.network.base_model(**self._arguments(input_ids, params))
+
+    def forward(self, input_ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
+        """Logits (B, T, vocabulary), float32, of `input_ids` (B, T), int64; their pages are written on the way.
+
+        Of `params`: `cache`, `block_table` (B, pages), `cache_seqlens` (B), and `last_tokens_only`, which
+        restricts the logits to the last n tokens. Raises `ValueError` for embeddings of images.
+        """
+        keep = params.get("last_tokens_only") or input_ids.shape[1]
+        logits: torch.Tensor = self.network(**self._arguments(input_ids, params), logits_to_keep=keep).logits
+        return logits
+
+    def _arguments(self, input_ids: torch.Tensor, params: dict[str, Any]) -> dict[str, Any]:
+        if params.get("indexed_embeddings"):
+            raise ValueError("the CPU engine reads text only, and a request brought embeddings of images")
+        rows, num_tokens = input_ids.shape
+        batch = PagedBatch(
+            _CacheLayers(params["cache"]), params["block_table"], params["cache_seqlens"], num_tokens, rows
+        )
+        return {
+            "input_ids": input_ids,
+            "position_ids": batch.positions,
+            "use_cache": False,
+            "paged_batch": batch,
+        }
+
+
+def make_cache(model: CpuModel, max_num_tokens: int, *, max_batch_size: int = 16) -> Any:
+    """An exllamav3 `Cache` with `max_num_tokens` (a multiple of 256) tokens, zeroed and ready for a `Generator`.
+
+    It takes `tokens * layers * KV heads * (head size + value size) * 4` bytes.
+    """
+    cache = Cache(model, max_num_tokens=max_num_tokens, layer_type=CpuCacheLayer, max_batch_size=max_batch_size)
+    for layer in cache.layers.values():
+        layer.alloc(torch.device("cpu"))
+    cache.initialized = True
+    return cache
+
+
+def load_model(folder: Path, report: Callable[[LoadProgress], None]) -> CpuModel:
+    """Loads a Hugging Face folder in float32; blocks for as long as that takes. Call `install()` first.
+
+    `report` is called on this thread, before each step and at the end. Raises `LoadFailed`, which names the fault.
+    """
+    report(LoadProgress(stage="reading the configuration", done=0, total=_LOAD_STEPS))
+    config_dict = read_model_config(folder)
+    _refuse_recurrent(folder, config_dict)
+    register()
+    report(LoadProgress(stage="reading the weights", done=1, total=_LOAD_STEPS))
+    network = _load_network(folder)
+    report(LoadProgress(stage="checking the attention", done=2, total=_LOAD_STEPS))
+    try:
+        with torch.inference_mode():
+            sites = find_attention_sites(network)
+    except UnsupportedAttention as error:
+        raise LoadFailed(f"model_dir: {folder} ({_name(config_dict)}) does not run on engine cpu: {error}") from error
+    report(LoadProgress(stage="loaded", done=_LOAD_STEPS, total=_LOAD_STEPS))
+    return CpuModel(network, _model_config(folder, config_dict, network), sites)
+
+
+def _refuse_recurrent(folder: Path, config_dict: dict[str, Any]) -> None:
+    """Before the weights are read, as far as the config tells."""
+    text = config_dict.get("text_config")
+    layer_types = set((text if isinstance(text, dict) else config_dict).get("layer_types") or ())
+    other = sorted(layer_types - _PAGED_LAYER_TYPES)
+    if other:
+        raise LoadFailed(_not_yet(folder, config_dict, f"its layers of type {', '.join(map(str, other))}"))
+
+
+def _not_yet(folder: Path, config_dict: dict[str, Any], what: str) -> str:
+    return (
+        f"model_dir: {folder} ({_name(config_dict)}) is not supported by engine cpu yet: {what} keep more "
+        "than keys and values. Choose a model with full or sliding attention in every layer"
+    )
+
+
+def _name(config_dict: dict[str, Any]) -> str:
+    names = config_dict.get("architectures") or [config_dict.get("model_type") or "no architecture named"]
+    return ", ".join(map(str, names))
+
+
+def _load_network(folder: Path) -> Any:
+    """The transformers model in float32, in evaluation mode."""
+    had_progress_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        network_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if getattr(network_class, "_is_stateful", False):
+            raise LoadFailed(_not_yet(folder, config.to_dict(), "its recurrent layers"))
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
+        )
+    except LoadFailed:
+        raise
+    except Exception as error:  # transformers raises almost anything for a folder that it cannot read
+        raise LoadFailed(f"model_dir: transformers could not load {folder}: {_first_line(error)}") from error
+    finally:
+        if had_progress_bar:
+            transformers_logging.enable_progress_bar()
+    return network.eval().requires_grad_(False)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _model_config(folder: Path, config_dict: dict[str, Any], network: Any) -> ModelConfig:
+    text = network.config.get_text_config(decoder=True)
+    eos = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
+    eos_list = [token for token in eos if token is not None]
+    return ModelConfig(
+        directory=str(folder),
+        config_dict=config_dict,
+        infer_params=types.SimpleNamespace(),
+        vocab_size=text.vocab_size,
+        bos_token_id=text.bos_token_id,
+        eos_token_id=eos_list[0] if eos_list else None,
+        eos_token_id_list=eos_list,
+        pad_token_id=text.pad_token_id,
+    )
