@@ -1,0 +1,160 @@
+"""Takes a client's messages and tools into plain JSON values that a template can rely on, or refuses them.
+
+What comes out is a copy: keys with null values are dropped (templates take a key that is there as a key that is
+set), `content` is a string, a list of text parts or, beside tool calls, None; tool call arguments are an object, or
+a string where they are not JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exllamav3_adapters.errors import InvalidRequest
+
+PlainMessage = dict[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_MEDIA_PARTS = ("image", "audio", "video", "file", "document")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[PlainMessage]:
+    """Raises `InvalidRequest`, which names the message by its position."""
+    return [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def plain_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools with every key that templates read without asking. Raises `InvalidRequest`."""
+    return [_plain_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def text_of(content: str | Sequence[Mapping[str, str]] | None) -> str:
+    """Plain content as one string. Parts are paragraphs of their own, as clients mean them."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part["text"] for part in content)
+
+
+def _plain_message(message: Mapping[str, Any], where: str) -> PlainMessage:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} must be an object with role and content", "messages")
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidRequest(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}", "messages")
+    plain = {key: _plain_value(value) for key, value in message.items() if value is not None and key != "content"}
+    calls = plain.pop("tool_calls", None)
+    if calls:
+        if role != "assistant":
+            raise InvalidRequest(f"{where}: only an assistant message can have tool_calls", "messages")
+        plain["tool_calls"] = _plain_tool_calls(calls, f"{where}.tool_calls")
+    plain["content"] = _plain_content(message.get("content"), role, bool(calls), f"{where}.content")
+    _alias_reasoning(plain)
+    return plain
+
+
+def _plain_content(content: Any, role: str, has_calls: bool, where: str) -> str | list[dict[str, str]] | None:
+    if content is None:
+        if role not in ("assistant", "tool"):
+            raise InvalidRequest(f"{where} is missing; a {role} message needs text", "messages")
+        return None if has_calls else ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise InvalidRequest(f"{where} must be a string or a list of text parts", "messages")
+    parts = [_plain_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
+    return parts or ""
+
+
+def _plain_part(part: Any, where: str) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidRequest(f'{where} must be a part such as {{"type": "text", "text": "..."}}', "messages")
+    if kind in _TEXT_PARTS:
+        text = part.get(_TEXT_PARTS[kind])
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string", "messages")
+        return {"type": "text", "text": text}
+    if any(medium in kind for medium in _MEDIA_PARTS):
+        raise InvalidRequest(f"{where} is of type {kind!r}, but this model takes text only; remove it", "messages")
+    raise InvalidRequest(f"{where} is of type {kind!r}, which is not known; this model takes text parts", "messages")
+
+
+def _plain_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where} must be a list", "messages")
+    return [_plain_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+
+
+def _plain_tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where} must be an object with function.name and function.arguments", "messages")
+    arguments = _plain_arguments(function.get("arguments"), f"{where}.function.arguments")
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _plain_arguments(arguments: Any, where: str) -> dict[str, Any] | str:
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            # A model wrote this once, and the client sends it back for good: the chat must go on.
+            return arguments
+        arguments = value if value is None or isinstance(value, dict) else arguments
+    if isinstance(arguments, (dict, str)) and arguments:
+        return arguments
+    if not arguments:
+        return {}
+    raise InvalidRequest(f"{where} must be a JSON object, as a string or not", "messages")
+
+
+def _alias_reasoning(message: PlainMessage) -> None:
+    """Earlier reasoning under the names that templates read, as transformers gives it to them."""
+    for key in _REASONING_KEYS:
+        if key in message:
+            message.setdefault("thinking", message[key])
+            message["reasoning_content"] = message[key]
+            return
+
+
+def _plain_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(
+            f'{where} must have the form {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}',
+            "tools",
+        )
+    if tool.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}.type is {tool['type']!r}; this model takes tools of type 'function'", "tools")
+    plain: dict[str, Any] = _plain_value(function)
+    parameters = plain.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise InvalidRequest(f"{where}.function.parameters must be a JSON Schema object", "tools")
+    if not {"type", "properties"} <= parameters.keys():
+        parameters = {"type": "object", "properties": {}, **parameters}
+    if "description" not in plain or "parameters" not in plain:
+        plain = {"name": plain.pop("name"), "description": plain.pop("description", ""), **plain}
+    plain["description"] = plain["description"] or ""
+    plain["parameters"] = parameters
+    return {"type": "function", **{key: _plain_value(value) for key, value in tool.items()}, "function": plain}
+
+
+def _plain_value(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    raise InvalidRequest(f"a value of type {type(value).__name__} is not JSON", "messages")
+
+
+def plain_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Template variables as JSON values of our own."""
+    plain: dict[str, Any] = _plain_value(variables)
+    return plain

@@ -1,0 +1,185 @@
+"""The head of a chat in tokens, held against templates of real models and three kinds of tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from exllamav3_adapters.chat_renderer import ChatRenderer
+from exllamav3_adapters.chat_template import compile_chat_template, find_chat_template
+from exllamav3_adapters.contract import Chat, Head
+from exllamav3_adapters.errors import InvalidRequest
+
+TEMPLATE_DIR = Path(__file__).parents[3] / "shared" / "chat_templates"
+TEMPLATES = sorted(TEMPLATE_DIR.glob("*.jinja"))
+NO_TEMPLATES = "there are no templates of real models in ../shared/chat_templates"
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+CONTROL_TOKENS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+# Some templates' control tokens are left out on purpose: they are then cut like text, which is the hard case.
+MOVING = {"Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"}
+
+every_template = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem) for path in TEMPLATES]
+    or [pytest.param(None, marks=pytest.mark.skip(reason=NO_TEMPLATES))],
+)
+
+
+def corpus() -> list[str]:
+    words = (
+        'The user asks: what is the weather? A tool, named search_web, answers {"city": "Zürich"}. 1234 + 56 = 1290!'
+    )
+    lines = [
+        words,
+        words.upper(),
+        "user\n\n\nassistant\n\n  system\n\n",
+        "日本語のテキスト。これは例です。",
+        "é ê ñ ü ß",
+    ]
+    lines += [f"{a}{b}" for a in ":;>)]}.\"'" for b in ")]>\n('- "] * 3
+    return lines * 4 + [Path(__file__).read_text()]
+
+
+@cache
+def byte_level() -> Tokenizer:
+    """As Llama 3 and Qwen: split by a pattern, NFC, bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    return trained(tokenizer, trainer)
+
+
+@cache
+def metaspace() -> Tokenizer:
+    """As Llama 2 and Gemma: no split but at white space, byte fallback."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
+    alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=["<unk>", *alphabet], show_progress=False)
+    return trained(tokenizer, trainer)
+
+
+@cache
+def unigram() -> Tokenizer:
+    """As T5 and some multilingual models: the likeliest segmentation of each word."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.UnigramTrainer(vocab_size=600, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    return trained(tokenizer, trainer)
+
+
+def trained(tokenizer: Tokenizer, trainer: Any) -> Tokenizer:
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL_TOKENS])
+    return tokenizer
+
+
+def encoder(make: Callable[[], Tokenizer]) -> Callable[[str], list[int]]:
+    return lambda text: list(make().encode(text, add_special_tokens=False).ids)
+
+
+@cache
+def renderer(path: Path, make: Callable[[], Tokenizer]) -> ChatRenderer:
+    template = find_chat_template(path.parent, str(path))
+    return ChatRenderer(template, SPECIAL_TOKENS, encoder(make), now=lambda: datetime(2026, 5, 4, 12))
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city, in °C.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The city"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
+text = st.one_of(
+    st.sampled_from(
+        ["", " ", "\n", "\n\nhi", "  hi", "\u0301", "\u0301x", ")", ":\n", "s", "user", "1", "語", "/think"]
+    ),
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
+    st.text("ab 1.:)\n>]é\u0301", max_size=6),
+)
+content = st.one_of(
+    text, st.lists(text, min_size=1, max_size=3).map(lambda ts: [{"type": "text", "text": t} for t in ts])
+)
+system_texts = st.sampled_from(
+    [
+        "You are a helpful assistant.",
+        "日本語で答えてください",
+        "Rules:\n1. Be brief\n\n",
+        "ends with digits 12345",
+        "x",
+        "e",
+    ]
+)
+lead = st.lists(system_texts.map(lambda t: {"role": "system", "content": t}), max_size=2)
+call_round = text.map(
+    lambda t: [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_abcdefghijklmnop",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_abcdefghijklmnop", "name": "get_weather", "content": t or "rain"},
+    ]
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for turn in range(draw(st.integers(1, 3))):
+        if turn:
+            messages.append({"role": "assistant", "content": draw(text) or "yes"})
+        messages.append({"role": "user", "content": draw(content)})
+        if draw(st.booleans()):
+            messages += draw(call_round)
+    return messages
+
+
+@every_template
+@pytest.mark.parametrize("make", [byte_level, metaspace, unigram])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_head_begins_every_chat_that_has_it(path: Path, make: Callable[[], Tokenizer], data: st.DataObject) -> None:
+    rendering = renderer(path, make)
+    tools = data.draw(st.sampled_from([(), (TOOL,)]))
+    head = data.draw(lead)
+    moving = rendering.dialect(with_tools=bool(tools)).moving_head
+    # Those templates put the head into the last message: only a conversation's first request has all of it.
+    messages = [{"role": "user", "content": data.draw(content)}] if moving else data.draw(conversations())
+    try:
+        prompt = rendering.render(Chat(messages=[*head, *messages], tools=tools))
+    except InvalidRequest:
+        return
+    found = rendering.render_head(Head(messages=head, tools=tools)).token_ids
+    assert prompt.token_ids[: len(found)] == found
+    assert prompt.num_head_tokens == len(found)
