@@ -138,8 +138,8 @@ class FakeEngine:
         try:
             self._check_available()
             text = template.decode(prompt.token_ids)
-            room = self._room(prompt, params.max_tokens)
-            planned = answer(text, params, room)
+            self._check_length(prompt, num_answer_tokens=1)
+            planned = answer(text, params, room=self._most - len(prompt.token_ids))
         except EngineError as error:
             stream.fail(error)
             return stream
@@ -154,7 +154,7 @@ class FakeEngine:
         try:
             self._check_available()
             template.decode(prompt.token_ids)
-            self._check_length(prompt, len(prompt.token_ids))
+            self._check_length(prompt, num_answer_tokens=0)
         except EngineError as error:
             stream.fail(error)
             return stream
@@ -185,23 +185,22 @@ class FakeEngine:
     def _new_stream(self) -> QueuedEventStream:
         return QueuedEventStream(on_cancel=lambda: self._scheduler.reap())
 
-    def _room(self, prompt: Prompt, max_tokens: int | None) -> int:
-        """Tokens left for the answer, of which the request may want fewer."""
-        wanted = 1 if max_tokens is None else max_tokens
-        self._check_length(prompt, len(prompt.token_ids) + wanted)
-        return min(self._info.context_length, self._info.cache_tokens) - len(prompt.token_ids)
+    @property
+    def _most(self) -> int:
+        """Tokens that prompt and answer may have together; an answer that wants more ends there."""
+        return min(self._info.context_length, self._info.cache_tokens)
 
-    def _check_length(self, prompt: Prompt, num_tokens: int) -> None:
-        if not prompt.token_ids:
-            raise InvalidRequest("the prompt is empty; send at least one token")
-        most = min(self._info.context_length, self._info.cache_tokens)
-        if num_tokens > most:
+    def _check_length(self, prompt: Prompt, num_answer_tokens: int) -> None:
+        num_tokens = len(prompt.token_ids)
+        if num_tokens == 0:
+            raise InvalidRequest("the prompt is empty; send at least one token", "messages")
+        if num_tokens + num_answer_tokens > self._most:
             raise ContextLengthExceeded(
-                f"prompt and answer take {num_tokens} tokens and the model's context holds {most}; "
-                "shorten the prompt or ask for fewer tokens",
+                f"the prompt has {num_tokens} tokens and the model's context, which holds prompt and answer, "
+                f"{self._most}; shorten the messages",
                 "messages",
-                prompt_tokens=len(prompt.token_ids),
-                max_tokens=most,
+                prompt_tokens=num_tokens,
+                max_tokens=self._most,
             )
 
     def _check_available(self) -> None:
