@@ -1,0 +1,173 @@
+"""The contract over exllamav3's scheduler: what the `cpu` and the `cuda` engine have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from exllamav3_adapters.chat_renderer import ChatRenderer
+from exllamav3_adapters.contract import (
+    Chat,
+    EngineInfo,
+    EngineStats,
+    GenerationParams,
+    Head,
+    Prompt,
+    StoredPrefix,
+)
+from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
+from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
+from exllamav3_adapters.exl3.generator_options import effective_settings, generator_options
+from exllamav3_adapters.exl3.request import Request
+from exllamav3_adapters.exl3.sampling import build_filters
+from exllamav3_adapters.exl3.scheduler import Scheduler
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What an engine brings: exllamav3's objects (or their like), loaded, and the renderer of its chats."""
+
+    model: Any
+    cache: Any
+    tokenizer: Any
+    """The generator's own. Rendering uses another, since exllamav3's tokenizer keeps state between calls."""
+    renderer: ChatRenderer
+    context_length: int
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    """Draft arguments of the generator, empty without speculative decoding."""
+
+
+class Exl3Engine:
+    """A `contract.Engine`. Its scheduler has a thread of its own, and so has the renderer with its tokenizer."""
+
+    def __init__(self, engine: str, settings: EngineSettings, loaded: LoadedModel) -> None:
+        """Blocks while the generator is made: call from a worker thread. Raises LoadFailed."""
+        from exllamav3 import Generator
+        from exllamav3.constants import PAGE_SIZE
+
+        options = generator_options(settings, Generator)
+        self._renderer = loaded.renderer
+        self._tokenizer = loaded.tokenizer
+        self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
+        self._closed = False
+        self._info = EngineInfo(
+            model_key=settings.model_key,
+            engine=engine,
+            context_length=loaded.context_length,
+            page_size=PAGE_SIZE,
+            cache_tokens=loaded.cache.max_num_tokens,
+            cache_fingerprint=cache_fingerprint(loaded),
+            effective_settings=effective_settings(settings),
+        )
+        self._scheduler = Scheduler(
+            lambda: Generator(
+                model=loaded.model, cache=loaded.cache, tokenizer=loaded.tokenizer, **options, **loaded.draft
+            ),
+            stop_token_ids=list(loaded.model.config.eos_token_id_list),
+            # Without it a request that names no max_tokens would reserve the whole cache and run alone.
+            max_rq_tokens=settings.model.chunk_size,
+            pin_max_fraction=settings.memory.pin_max_fraction,
+        )
+        self._scheduler.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def render(self, chat: Chat) -> Prompt:
+        return await self._on_render_thread(lambda: self._renderer.render(chat))
+
+    async def render_head(self, head: Head) -> Prompt:
+        return await self._on_render_thread(lambda: self._renderer.render_head(head))
+
+    async def tokenize(self, text: str) -> Prompt:
+        return await self._on_render_thread(lambda: Prompt(token_ids=tuple(self._renderer.encode(text))))
+
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
+        request = self._request(prompt, params, retain=retain)
+        if request.stream.complete:
+            return request.stream
+        if params.grammar is None:
+            self._scheduler.submit(request)
+        else:
+            self._render_thread.submit(self._submit_with_filters, request)
+        return request.stream
+
+    def prefill(self, prompt: Prompt, *, pin: bool = False) -> QueuedEventStream:
+        request = self._request(prompt, GenerationParams(max_tokens=1, temperature=0.0), background=True, pin=pin)
+        if not request.stream.complete:
+            self._scheduler.submit(request)
+        return request.stream
+
+    async def unpin(self, prompt: Prompt) -> None:
+        await self._scheduler.unpin(prompt.token_ids)
+
+    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
+        return ()
+
+    async def forget(self, prompt: Prompt) -> int:
+        return await self._scheduler.forget(prompt.token_ids)
+
+    async def stats(self) -> EngineStats:
+        return await self._scheduler.stats()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._render_thread.shutdown(wait=False, cancel_futures=True)
+        await self._scheduler.close()
+
+    def _request(
+        self,
+        prompt: Prompt,
+        params: GenerationParams,
+        *,
+        retain: bool = True,
+        background: bool = False,
+        pin: bool = False,
+    ) -> Request:
+        """A request whose stream has failed already where its prompt cannot be served."""
+        stream = QueuedEventStream(on_cancel=lambda: self._scheduler.cancel(request))
+        room = self._info.context_length - len(prompt.token_ids)
+        request = Request(
+            prompt=prompt,
+            params=params,
+            stream=stream,
+            loop=asyncio.get_running_loop(),
+            max_new_tokens=min(params.max_tokens or room, room),
+            retain=retain,
+            background=background,
+            pin=pin,
+        )
+        if not prompt.token_ids:
+            stream.fail(InvalidRequest("the prompt is empty", "messages"))
+        elif room < 1:
+            stream.fail(
+                ContextLengthExceeded(
+                    f"the prompt has {len(prompt.token_ids)} tokens, and this model's context of "
+                    f"{self._info.context_length} tokens must hold it and the answer; shorten the messages",
+                    "messages",
+                    prompt_tokens=len(prompt.token_ids),
+                    max_tokens=self._info.context_length,
+                )
+            )
+        return request
+
+    def _submit_with_filters(self, request: Request) -> None:
+        try:
+            request.filters = build_filters(request.params.grammar, self._tokenizer)
+        except InvalidRequest as error:
+            request.loop.call_soon_threadsafe(request.stream.fail, error)
+        else:
+            self._scheduler.submit(request)
+
+    async def _on_render_thread(self, function: Callable[[], T]) -> T:
+        if self._closed:
+            raise EngineUnavailable("the engine is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._render_thread, function)

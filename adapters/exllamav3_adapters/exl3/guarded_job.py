@@ -1,0 +1,105 @@
+"""A job whose faults stay its own.
+
+exllamav3 1.6.5 contains what a job raises while it allocates or prefills, but lets what it raises around sampling
+escape `iterate`, after K/V of other rows has advanced, which ends every job. Here such a fault is noted, the job is
+passed through the rest of the batch without effect, and the generator releases it like a finished one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from exllamav3 import Job
+
+from exllamav3_adapters.exl3.request import Request
+
+
+class GuardedJob(Job):  # type: ignore[misc]
+    """Built with a `Request` as its identifier. `__init__` stays exllamav3's: a requeue calls it again."""
+
+    fault: Exception | None = None
+
+    def note_fault(self, fault: Exception) -> None:
+        """The first fault is the cause, later ones are its consequences."""
+        if self.fault is None:
+            self.fault = fault
+
+    @property
+    def request(self) -> Request:
+        request: Request = self.identifier
+        return request
+
+    def activate(self) -> None:
+        try:
+            super().activate()
+        except Exception as fault:
+            self.note_fault(fault)
+
+    def allocate_pages(self) -> None:
+        if self.fault is not None:
+            raise self.fault  # exllamav3 contains what is raised here
+        if self.request.retain:
+            super().allocate_pages()
+            return
+        persistable = self._persistable_before()
+        super().allocate_pages()
+        for sequence in self.sequences:
+            for page in sequence.allocated_pages:
+                page.persistable = persistable.get(page.phash, False)
+
+    def _persistable_before(self) -> dict[bytes, bool]:
+        """Page hash -> whether some retained request already has the page; its own claim to it must stay."""
+        pages = [self.pagetable.get_live_page(phash) for phash in self.all_unique_hashes]
+        return {page.phash: page.persistable for page in pages if page is not None}
+
+    def prepare_logit_mask(self) -> None:
+        try:
+            super().prepare_logit_mask()
+        except Exception as fault:
+            self.note_fault(fault)
+
+    def prepare_sampling_past_ids(self) -> None:
+        try:
+            super().prepare_sampling_past_ids()
+        except Exception as fault:
+            self.note_fault(fault)
+
+    def receive_logits(self, logits: torch.Tensor) -> tuple[Any, Any, Any, Any]:
+        if self.fault is None:
+            try:
+                sampled: tuple[Any, Any, Any, Any] = super().receive_logits(logits)
+                return sampled
+            except Exception as fault:
+                self.note_fault(fault)
+        return torch.zeros((1, 1), dtype=torch.long), None, None, None
+
+    def receive_sample(
+        self,
+        logits: Any,
+        next_token: Any,
+        next_k_tokens: Any,
+        next_k_probs: Any,
+        next_prob: Any,
+        results: list[dict[str, Any]],
+        first_sample_in_sd_batch: bool = True,
+    ) -> tuple[bool, Any, bool]:
+        if self.fault is None:
+            try:
+                outcome: tuple[bool, Any, bool] = super().receive_sample(
+                    logits, next_token, next_k_tokens, next_k_probs, next_prob, results, first_sample_in_sd_batch
+                )
+                return outcome
+            except Exception as fault:
+                self.note_fault(fault)
+        results.append(
+            {
+                "job": self,
+                "serial": self.serial_number,
+                "stage": "error",
+                "eos": True,
+                "error": self.fault,
+                "identifier": self.identifier,
+            }
+        )
+        return True, next_token, False  # "finished": the generator releases its pages after the batch

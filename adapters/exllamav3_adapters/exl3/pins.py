@@ -1,0 +1,66 @@
+"""Pages that eviction spares."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from exllamav3.constants import PAGE_SIZE
+
+from exllamav3_adapters.exl3.page_chain import page_hashes, tail_pages
+
+
+class PinnedPages:
+    """Pinned pages come last in the page table's eviction order, after everything else that is unreferenced.
+
+    They are not held by a reference: a request that needs the whole cache may still take them, or it would wait for
+    ever. At most `limit_pages` are pinned. Runs on the scheduler's thread.
+    """
+
+    def __init__(self, pagetable: Any, limit_pages: int) -> None:
+        self._pagetable = pagetable
+        self._limit_pages = limit_pages
+        self._owners: dict[bytes, set[tuple[int, ...]]] = {}  # page hash -> the pinned prompts it belongs to
+        self._stock_order = pagetable.build_eviction_order
+        pagetable.build_eviction_order = self._order
+
+    def pin(self, token_ids: tuple[int, ...]) -> int:
+        """Pins the pages that hold the prompt now, up to the limit. Returns the tokens protected."""
+        hashes = page_hashes(token_ids)
+        pages = [self._pagetable.get_live_page(phash) for phash in hashes]
+        tail = tail_pages(self._pagetable, token_ids, hashes)
+        pinned_tokens = 0
+        for page in [*pages, *tail[:1]]:
+            if page is None or not self._claim(page.phash, token_ids):
+                break
+            pinned_tokens += PAGE_SIZE
+        return min(pinned_tokens, len(token_ids))
+
+    def unpin(self, token_ids: tuple[int, ...]) -> None:
+        for phash in [phash for phash, owners in self._owners.items() if token_ids in owners]:
+            owners = self._owners[phash]
+            owners.discard(token_ids)
+            if not owners:
+                del self._owners[phash]
+
+    def pinned_tokens(self) -> int:
+        pages = (self._pagetable.unreferenced_pages, self._pagetable.referenced_pages)
+        num_pages = sum(any(phash in table for table in pages) for phash in self._owners)
+        return num_pages * int(PAGE_SIZE)
+
+    def _claim(self, phash: bytes, token_ids: tuple[int, ...]) -> bool:
+        if phash not in self._owners and len(self._owners) >= self._limit_pages:
+            return False
+        self._owners.setdefault(phash, set()).add(token_ids)
+        return True
+
+    def _order(self, protected_hashes: set[bytes] | None = None) -> deque[Any]:
+        order: deque[Any] = self._stock_order(protected_hashes)
+        if not self._owners:
+            return order
+        protected = protected_hashes or ()
+        # Behind pinned pages come only those that the allocation in progress is itself about to claim.
+        free = [page for page in order if page.phash not in self._owners and page.phash not in protected]
+        pinned = [page for page in order if page.phash in self._owners and page.phash not in protected]
+        claimed = [page for page in order if page.phash in protected]
+        return deque([*free, *pinned, *claimed])

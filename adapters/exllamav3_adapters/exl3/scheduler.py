@@ -1,0 +1,335 @@
+"""The thread that drives exllamav3's synchronous generator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from exllamav3_adapters.contract import EngineStats, Prefilled
+from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable
+from exllamav3_adapters.exl3.forgetting import Forgetting
+from exllamav3_adapters.exl3.guarded_job import GuardedJob
+from exllamav3_adapters.exl3.page_chain import as_tensor
+from exllamav3_adapters.exl3.pins import PinnedPages
+from exllamav3_adapters.exl3.request import Request
+from exllamav3_adapters.exl3.results import events_of, failure_of
+from exllamav3_adapters.exl3.sampling import build_sampler
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Delivery = tuple[Request, object]
+CLOSED = EngineUnavailable("the engine is closed")
+IDLE_WORK_SECONDS = 0.05
+"""Pause between steps of the generator's idle work (writing pages to disk)."""
+
+
+class Scheduler:
+    """Owns the generator and all that hangs on it. Public methods belong to the loop, the rest to its thread.
+
+    Commands are taken between two steps, so a cancelled request has freed its pages at the next chunk boundary.
+    Background prefills run one at a time and only while nothing else is queued or active: exllamav3 gives each
+    prefilling job a full chunk a round, so one beside a request would double its wait. One that has to yield is
+    cancelled, its finished pages stay in the cache, and it starts again from them.
+    """
+
+    def __init__(
+        self,
+        make_generator: Callable[[], Any],
+        *,
+        stop_token_ids: list[int],
+        max_rq_tokens: int,
+        pin_max_fraction: float,
+    ) -> None:
+        self._make_generator = make_generator
+        self._stop_token_ids = stop_token_ids
+        self._max_rq_tokens = max_rq_tokens
+        self._pin_max_fraction = pin_max_fraction
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._prefills: deque[Request] = deque()
+        self._active: set[Request] = set()  # every request that has not ended, prefills included
+        self._counters: dict[str, float] = dict.fromkeys(
+            ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_yields", "failed_jobs"), 0
+        )
+        self._broken: EngineError | None = None
+        self._ended = False
+        self._ended_lock = threading.Lock()  # no command is queued after the thread has taken its last one
+        self._ready = threading.Event()
+        self._start_error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="exllamav3-scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Makes the generator on the scheduler's thread and waits for it: call from a worker thread. Raises what
+        making it raised."""
+        self._thread.start()
+        self._ready.wait()
+        if self._start_error is not None:
+            raise self._start_error
+
+    def submit(self, request: Request) -> None:
+        """From any thread."""
+        if not self._post(lambda: self._admit(request)):
+            self._deliver([(request, self._broken or CLOSED)])
+
+    def cancel(self, request: Request) -> None:
+        self._post(lambda: self._release(request))
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs a function on the scheduler's thread, between two steps. Raises EngineUnavailable after the end."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(setter: Callable[..., None], value: object) -> None:
+            if not future.done():
+                setter(value)
+
+        def command() -> None:
+            try:
+                if self._broken is not None:
+                    raise self._broken
+                loop.call_soon_threadsafe(settle, future.set_result, function())
+            except Exception as error:
+                loop.call_soon_threadsafe(settle, future.set_exception, error)
+
+        if not self._post(command):
+            raise self._broken or CLOSED
+        return await future
+
+    async def stats(self) -> EngineStats:
+        return await self.call(self._stats)
+
+    async def forget(self, token_ids: tuple[int, ...]) -> int:
+        return await self.call(lambda: self._forgetting.forget(token_ids))
+
+    async def unpin(self, token_ids: tuple[int, ...]) -> None:
+        await self.call(lambda: self._pins.unpin(token_ids))
+
+    async def close(self) -> None:
+        """Ends what runs, lets the generator write what is to be kept, and ends the thread."""
+        self._post(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _post(self, command: Callable[[], None] | None) -> bool:
+        """Queues a command for the thread; None means close. False: the thread has ended. From any thread."""
+        with self._ended_lock:
+            if self._ended:
+                return False
+            self._commands.put(command)
+            return True
+
+    # --- on the scheduler's thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._generator = self._make_generator()
+            self._pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(True)
+            pagetable = self._generator.pagetable
+            self._pins = PinnedPages(pagetable, int(pagetable.max_pages * self._pin_max_fraction))
+            self._forgetting = Forgetting(self._generator)
+        except BaseException as error:
+            self._start_error = error
+            return
+        finally:
+            self._ready.set()
+        try:
+            while self._take_commands():
+                self._step()
+        except Exception as error:
+            # Anything that escapes a step leaves the generator in a state that nobody knows.
+            log.exception("the scheduler broke")
+            self._broken = EngineDied(f"the engine's scheduler broke ({type(error).__name__}: {error})")
+        else:
+            self._broken = CLOSED
+        self._end()
+
+    def _take_commands(self) -> bool:
+        """Runs what waits; blocks while there is nothing else to do. False: close."""
+        while True:
+            busy = self._generator.num_remaining_jobs() > 0 or bool(self._prefills)
+            try:
+                if busy:
+                    command = self._commands.get_nowait()
+                else:
+                    command = self._commands.get(timeout=IDLE_WORK_SECONDS if self._generator.has_idle_work() else None)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _step(self) -> None:
+        generator = self._generator
+        if not generator.num_remaining_jobs():
+            if not self._prefills:
+                generator.idle_work()
+                return
+            self._enqueue(self._prefills.popleft())
+        deliveries: list[Delivery] = []
+        for result in generator.iterate():
+            self._take_result(result, deliveries)
+        self._deliver(deliveries)
+
+    def _take_result(self, result: dict[str, Any], deliveries: list[Delivery]) -> None:
+        result.setdefault("identifier", result["job"].identifier)
+        request: Request = result["identifier"]
+        if request not in self._active:  # cancelled meanwhile
+            return
+        if result["stage"] == "error":
+            self._counters["failed_jobs"] += 1
+            log.warning("a job failed: %s", type(result["error"]).__name__)
+            deliveries.append((request, failure_of(result["error"])))
+        else:
+            events = events_of(result, self._pieces)
+            if request.pin and events and isinstance(events[-1], Prefilled):
+                events[-1] = self._pin(request, events[-1])
+            deliveries += [(request, event) for event in events]
+            if result["eos"]:
+                self._count(request, result)
+        if result["eos"]:
+            self._active.discard(request)
+            self._forgetting.sweep()
+
+    def _pin(self, request: Request, done: Prefilled) -> Prefilled:
+        return Prefilled(
+            prompt_tokens=done.prompt_tokens,
+            cached_tokens=done.cached_tokens,
+            pinned_tokens=self._pins.pin(request.prompt.token_ids),
+        )
+
+    def _count(self, request: Request, result: dict[str, Any]) -> None:
+        if request.background:
+            return
+        self._counters["requests"] += 1
+        self._counters["prompt_tokens"] += len(request.prompt.token_ids)
+        self._counters["cached_tokens"] += result["cached_tokens"]
+        self._counters["completion_tokens"] += result["new_tokens"]
+
+    def _admit(self, request: Request) -> None:
+        if request.stream.complete:  # the reader has left already
+            return
+        if self._broken is not None:
+            self._deliver([(request, self._broken)])
+            return
+        self._active.add(request)
+        if request.background:
+            self._prefills.append(request)
+            return
+        self._enqueue(request)
+        self._yield_prefill()
+
+    def _enqueue(self, request: Request) -> None:
+        params = request.params
+        try:
+            job = GuardedJob(
+                as_tensor(request.prompt.token_ids),
+                max_new_tokens=request.max_new_tokens,
+                min_new_tokens=params.min_tokens,
+                sampler=build_sampler(params),
+                seed=params.seed,
+                stop_conditions=[*self._stop_token_ids, *params.stop],
+                banned_strings=list(params.banned_strings) or None,
+                return_probs=params.top_logprobs is not None,
+                return_top_tokens=params.top_logprobs or 0,
+                filters=request.filters,
+                identifier=request,
+                max_rq_tokens=self._max_rq_tokens,
+            )
+            self._generator.enqueue(job)
+        except Exception as error:
+            self._active.discard(request)
+            self._deliver([(request, failure_of(error))])
+            return
+        request.job = job
+
+    def _yield_prefill(self) -> None:
+        """A request has arrived: the background prefill leaves, its finished pages stay."""
+        for request in [request for request in self._active if request.background and request.job is not None]:
+            computed = request.job.sequences[0].kv_position - self._cached_tokens(request.job)
+            request.computed_tokens += max(0, computed)
+            self._generator.cancel(request.job)
+            request.job = None
+            self._prefills.appendleft(request)
+            self._counters["prefill_yields"] += 1
+
+    @staticmethod
+    def _cached_tokens(job: Any) -> int:
+        page_size = job.sequences[0].allocated_pages[0].sequence.shape[-1] if job.sequences[0].allocated_pages else 0
+        return int(job.cached_pages * page_size + job.cached_tokens)
+
+    def _release(self, request: Request) -> None:
+        if request not in self._active:
+            return
+        self._active.discard(request)
+        if request in self._prefills:
+            self._prefills.remove(request)
+        if request.job is not None:
+            self._generator.cancel(request.job)
+        self._forgetting.sweep()
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        """One wake-up of the loop a step, however many events."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+        for delivery in deliveries:
+            by_loop.setdefault(delivery[0].loop, []).append(delivery)
+        for loop, batch in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_feed, batch)
+            except RuntimeError:  # the loop is closed: nobody reads any more
+                for request, _ in batch:
+                    self._release(request)
+
+    def _stats(self) -> EngineStats:
+        stats = self._generator.get_cache_stats()
+        queued = sum(not request.background for request in self._active if not request.started)
+        evictions = self._generator.pagetable.metrics
+        return EngineStats(
+            active_requests=sum(request.started and not request.background for request in self._active),
+            queued_requests=queued,
+            cache_tokens_used=stats["used_tokens"],
+            cache_tokens_reusable=stats["cached_tokens"],
+            cache_tokens_pinned=self._pins.pinned_tokens(),
+            sysmem_tokens=stats["tier_cached_tokens"],
+            disk_tokens=stats["disk_cached_tokens"],
+            counters={
+                **self._counters,
+                "evictions": evictions["evictions_live"],
+                "sysmem_pages_restored": evictions["alloc_tier_pages"],
+                "disk_pages_restored": evictions["alloc_disk_pages"],
+            },
+        )
+
+    def _end(self) -> None:
+        assert self._broken is not None
+        self._deliver([(request, self._broken) for request in self._active])
+        self._active.clear()
+        self._prefills.clear()
+        generator = self._generator
+        try:
+            if isinstance(self._broken, EngineDied):
+                if generator.disk_page_cache is not None:
+                    generator.disk_page_cache.abort()  # pages of a broken generator are not to be trusted
+            else:
+                generator.clear_queue()
+            generator.close()
+        except Exception:
+            log.exception("closing the generator failed")
+        with self._ended_lock:
+            self._ended = True
+        while not self._commands.empty():  # what came too late still gets its answer
+            command = self._commands.get_nowait()
+            if command is not None:
+                command()
+
+
+def _feed(batch: list[Delivery]) -> None:
+    """On the loop."""
+    for request, event in batch:
+        if isinstance(event, EngineError):
+            request.stream.fail(event)
+        else:
+            request.stream.feed(event)  # type: ignore[arg-type]
