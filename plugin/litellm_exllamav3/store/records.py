@@ -1,0 +1,52 @@
+"""What the store holds, and its bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import orjson
+
+from exllamav3_adapters.contract import Head
+from litellm_exllamav3.store.budget import Entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredHead:
+    """A captured head. Times are seconds since the epoch; `value` is a log count (see `credit.py`)."""
+
+    model_key: str
+    digest: str
+    owner: str
+    """Digest of the API key that brought it."""
+    content: bytes
+    num_tokens: int
+    value: float
+    captured_at: float
+    written_at: float
+    """When it was last seen, within a flush."""
+
+    def entry(self) -> Entry:
+        return Entry(
+            digest=self.digest,
+            owner=self.owner,
+            num_bytes=len(self.content),
+            value=self.value,
+            written_at=self.written_at,
+        )
+
+
+def encode_head(head: Head) -> bytes:
+    """The head as JSON, keys in their order: a template may show them so. Raises TypeError or ValueError."""
+    form = {"messages": list(head.messages), "tools": list(head.tools)}
+    try:
+        return orjson.dumps(form)
+    except TypeError:
+        return json.dumps(form).encode("ascii")
+
+
+def decode_head(content: bytes) -> Head:
+    """Raises ValueError or KeyError where the bytes are not such a head."""
+    # orjson would refuse lone surrogates and turn long integers into floats.
+    form = json.loads(content)
+    return Head(messages=tuple(form["messages"]), tools=tuple(form["tools"]))
