@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
+from litellm_exllamav3.availability import OPTIONS
+from litellm_exllamav3.memory_section import MemorySection
+from litellm_exllamav3.model_section import DraftModelSection, LoraSection, ModelSection
+from litellm_exllamav3.settings import ModelSettings, Settings
+
+
+def model(engine: str = "cpu", **sections: Any) -> ModelSettings:
+    sections["model"] = {"model_dir": "demo", **sections.get("model", {})}
+    return ModelSettings.model_validate({"engine": engine, **sections})
+
+
+def fault(section: str, **options: Any) -> str:
+    """The one message that these options of a section are refused with."""
+    with pytest.raises(ValidationError) as refused:
+        model(**{section: options})
+    (error,) = refused.value.errors()
+    assert error["loc"][0] == section
+    return str(error["msg"])
+
+
+def test_little_needs_to_be_said() -> None:
+    settings = model()
+    assert settings.load == "startup"
+    assert settings.replay is True
+    assert settings.max_queue == 64
+    assert settings.request_timeout_seconds == 600
+    assert settings.capture.enabled is True
+
+
+def test_an_engine_is_told_everything_with_its_defaults_worked_out(tmp_path: Path) -> None:
+    settings = model(model={"max_seq_len": 1000}, memory={"sysmem_kv_cache": 512})
+    told = settings.engine_settings("smollm2")
+    assert told == EngineSettings(
+        model_key="smollm2",
+        model=ModelOptions(model_dir="demo", max_seq_len=1000, cache_size=1024, chunk_size=512),
+        memory=MemoryOptions(sysmem_kv_cache=512),
+    )
+
+
+def test_the_chunk_is_smaller_on_a_cpu() -> None:
+    assert model("cpu").engine_settings("m").model.chunk_size == 512
+    assert model("fake").engine_settings("m").model.chunk_size == 2048
+
+
+def test_the_default_chunk_never_exceeds_the_cache() -> None:
+    assert model(model={"cache_size": 256}).engine_settings("m").model.chunk_size == 256
+
+
+def test_paths_are_relative_to_the_config_file(tmp_path: Path) -> None:
+    raw = {
+        "models": {
+            "m": {
+                "engine": "cpu",
+                "model": {"model_dir": "weights", "model_name": "small", "chat_template": "/t.jinja"},
+                "memory": {"sysmem_kv_cache": 1, "disk_cache_dir": "../pages"},
+            }
+        }
+    }
+    settings = Settings.model_validate(raw, context={"base_dir": tmp_path})
+    told = settings.models["m"].engine_settings("m")
+    assert settings.state_dir == str(tmp_path / "state")
+    assert told.model.model_dir == str(tmp_path / "weights" / "small")
+    assert told.model.chat_template == "/t.jinja"
+    assert told.memory.disk_cache_dir == str(tmp_path.parent / "pages")
+
+
+@pytest.mark.parametrize(("written", "meant"), [("8,8", "8,8"), ("6, 5", "6,5"), ("Q4", "4,4"), ("fp16", "FP16")])
+def test_cache_modes_are_written_as_tabbyapi_writes_them(written: str, meant: str) -> None:
+    assert ModelSection(model_dir="demo", cache_mode=written).cache_mode == meant
+
+
+def test_a_length_of_minus_one_is_the_models_own() -> None:
+    assert ModelSection(model_dir="demo", max_seq_len=-1).max_seq_len is None
+
+
+@pytest.mark.parametrize(
+    ("section", "options", "message"),
+    [
+        ("model", {"cache_size": 1000}, "multiple of 256 (a page), such as 768 or 1024"),
+        ("model", {"chunk_size": 100}, "greater than or equal to 256"),
+        ("model", {"max_seq_len": 0}, "positive number of tokens"),
+        ("model", {"max_seq_len": 4000, "cache_size": 2048}, "make it 4096 or more"),
+        ("model", {"cache_size": 1024, "chunk_size": 2048}, "make it 1024 or less"),
+        ("model", {"max_seq_len": 900, "chunk_size": 2048}, "make it 1024 or less"),
+        ("model", {"chunk_size": 512, "shared_chunk_size": 1024}, "make it 512 or less"),
+        ("model", {"cache_mode": "9,9"}, "FP16"),
+        ("model", {"max_batch_size": True}, "should be a number"),
+        ("model", {"moe_cpu_offload": 1, "moe_cpu_split": 1}, "cannot be combined with moe_cpu_offload"),
+        ("model", {"tensor_parallel": True, "moe_cpu_split": 1}, "cannot be combined with tensor_parallel"),
+        ("model", {"gpu_split": [0, 0]}, "no GPU any memory"),
+        ("model", {"prefill_cost_coefficients": [0, 1]}, "greater than 0"),
+        ("model", {"recurrent_eviction": "random"}, "'lru' or 'gds'"),
+        ("memory", {"sysmem_kv_cache": -1}, "greater than or equal to 0"),
+        ("memory", {"disk_cache_dir": "pages"}, "needs sysmem_kv_cache"),
+        ("memory", {"disk_cache_size": 1}, "no effect without disk_cache_dir"),
+        ("memory", {"pin_max_fraction": 1.1}, "less than or equal to 1"),
+        ("memory", {"warm_prefixes": [""]}, "entry 0 is empty"),
+        ("memory", {"warm_prefix_token_ids": [[1], [-1]]}, "entry 1 has a negative token id"),
+        ("memory", {"warm_prompts": [{}]}, "give it messages, tools or both"),
+        ("memory", {"warm_prompts": [{"messages": [{"content": "hi"}]}]}, "message 0 has no role"),
+        ("memory", {"warm_prompts": [{"messages": [{"role": "system"}]}]}, "message 0 has no content"),
+        ("memory", {"warm_prompts": [{"tools": [{"name": "f"}]}]}, "tool 0 is not of the form"),
+        ("memory", {"aging_half_life_hours": 0.1}, "aging_half_life_hours: no effect without aging_lfu"),
+        ("memory", {"aging_lfu": True, "aging_prefix_max_tokens": 8}, "smaller than aging_prefix_min_tokens"),
+        ("memory", {"recurrent_checkpoint_interval": 300}, "multiple of 256"),
+        ("draft_model", {"draft_mode": "model"}, "needs draft_model_dir"),
+        ("lora", {"loras": [{"name": "a"}]}, "need lora_dir"),
+        ("capture", {"min_conversations": 0}, "greater than or equal to 1"),
+        ("capture", {"half_life_hours": float("inf")}, "finite"),
+        ("capture", {"nonces": ["ok", "("]}, "entry 1 is not a regular expression"),
+        ("capture", {"nonces": [".*"]}, "would drop whole prompts"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_what_to_do(section: str, options: dict[str, Any], message: str) -> None:
+    assert message in fault(section, **options)
+
+
+def test_a_key_that_litellm_sends_elsewhere_is_refused() -> None:
+    good = {"engine": "cpu", "model": {"model_dir": "demo"}}
+    for key, reason in [
+        ("my-replicate", "'replicate' in its name"),
+        ("clarifai7b", "'clarifai' in its name"),
+        ("snowflake/llama3-8b", "slash"),
+        ("petals-team/StableBeluga2", "slash"),
+        ("", "letter or digit"),
+        ("a b", "letters, digits"),
+    ]:
+        with pytest.raises(ValidationError, match=reason):
+            Settings.model_validate({"models": {key: good}})
+    assert "Qwen3-8B_4.0bpw" in Settings.model_validate({"models": {"Qwen3-8B_4.0bpw": good}}).models
+
+
+def test_no_models_is_a_fault() -> None:
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        Settings.model_validate({"models": {}})
+
+
+def test_an_explicitly_disabled_policy_may_keep_its_options_and_warns() -> None:
+    settings = model(memory={"aging_lfu": False, "aging_weight_cap": 2})
+    assert [option for option, _ in settings.warnings()] == ["memory.aging_lfu"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "option"),
+    [
+        ({"memory": {"aging_lfu": True, "aging_half_life_hours": 0.26}}, "memory.aging_half_life_hours"),
+        ({"model": {"recurrent_frontier_checkpoints": True}}, "model.recurrent_frontier_checkpoints"),
+        ({"model": {"gpu_split_auto": True, "gpu_split": [8, 8]}}, "model.gpu_split_auto"),
+        ({"capture": {"max_entries": 8}}, "capture.max_entries_per_key"),
+    ],
+)
+def test_what_is_probably_not_meant_is_warned_about(sections: dict[str, Any], option: str) -> None:
+    assert [warned for warned, _ in model(**sections).warnings()] == [option]
+
+
+def test_a_sensible_config_has_no_warnings() -> None:
+    memory = {"aging_lfu": True, "aging_half_life_hours": 0.25, "sysmem_kv_cache": 64}
+    assert list(model(memory=memory, model={"recurrent_frontier_checkpoints": True}).warnings()) == []
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        model().max_queue = 1  # type: ignore[misc]
+
+
+def test_defaults_are_those_of_the_engines() -> None:
+    section: type[BaseModel]
+    options: type[ModelOptions] | type[MemoryOptions]
+    for section, options in [(ModelSection, ModelOptions), (MemorySection, MemoryOptions)]:
+        for option in fields(options):
+            if option.name not in ("model_dir", "chunk_size"):
+                assert section.model_fields[option.name].default == option.default, option.name
+
+
+def test_every_option_of_an_engine_says_where_it_is_available() -> None:
+    sections = {"model": ModelSection, "memory": MemorySection, "draft_model": DraftModelSection, "lora": LoraSection}
+    names = {f"{prefix}.{name}" for prefix, section in sections.items() for name in section.model_fields}
+    assert set(OPTIONS) == names
+
+
+def test_the_value_that_is_as_good_as_none_is_the_default() -> None:
+    sections = {"model": ModelSection, "memory": MemorySection, "draft_model": DraftModelSection, "lora": LoraSection}
+    for name, option in OPTIONS.items():
+        prefix, _, field = name.partition(".")
+        info = sections[prefix].model_fields[field]
+        if not info.is_required():
+            default = list(info.default) if isinstance(info.default, tuple) else info.default
+            assert default == option.off, name
+
+
+def test_an_option_reaches_an_engine_that_has_it() -> None:
+    """What is available must have a place in what the engine is told, or be the plugin's own."""
+    told = {f"model.{f.name}" for f in fields(ModelOptions)} | {f"memory.{f.name}" for f in fields(MemoryOptions)}
+    plugins_own = {name for name in OPTIONS if name.startswith("memory.warm_")} | {"model.model_name"}
+    assert {name for name, option in OPTIONS.items() if option.engines} <= told | plugins_own
