@@ -39,7 +39,8 @@ def check(
     _show(found)
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(f"{config}: valid" + (f", {len(found.warnings)} warnings" if found.warnings else ""))
+    count = len(found.warnings)
+    typer.echo(f"{config}: valid" + (f", {count} warning{'s' * (count > 1)}" if count else ""))
 
 
 @app.command()
