@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from exllamav3_adapters.contract import Engine, LoadProgress
+from exllamav3_adapters.contract import Engine, Head, LoadProgress
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable, LoadFailed
 from litellm_exllamav3.admission import Admission
 from litellm_exllamav3.backoff import Backoff
@@ -28,6 +28,8 @@ LoadEngine: TypeAlias = Callable[[Callable[[LoadProgress], None]], Awaitable[Eng
 CLOSE_SECONDS = 11.0
 """How long an engine may take to close before it is left behind; a hosted one kills its process after 10."""
 LOG_PROGRESS_SECONDS = 5.0
+STATS_SECONDS = 2.0
+"""An engine that does not answer in that time is shown without its counters."""
 
 
 @runtime_checkable
@@ -145,8 +147,19 @@ class ServedModel:
             self._set_state("restarting", error.message)
             self._death.set_result(error)
 
-    async def stop_replay(self) -> None:
-        """Ends the running replay, for good with this engine."""
+    async def forget(self, digest: str, head: Head) -> int:
+        """Takes a captured head out of the replay and out of every tier of the engine's cache.
+
+        Returns how many pages that dropped. Waits for the engine, which a lazy model loads. Raises `EngineError`.
+        """
+        if self._replay is not None:
+            await self._replay.drop(digest)
+        engine = await self.engine(self._loop.time() + self.request_timeout_seconds)
+        return await engine.forget(await engine.render_head(head))
+
+    async def end_replays(self) -> None:
+        """Ends the running replay; none begins any more, with no engine."""
+        self._new_replay = None
         if self._replay is not None:
             await self._replay.stop()
 
@@ -249,7 +262,8 @@ class ServedModel:
             return await self._death
         finally:
             watch.cancel()
-            await self.stop_replay()
+            if self._replay is not None:
+                await self._replay.stop()
 
     async def _watch(self, engine: Engine) -> None:
         """Ends the life of an engine that can say by itself that it died (a hosted one)."""
@@ -325,6 +339,7 @@ class ServedModel:
 
 async def _engine_stats(engine: Engine) -> dict[str, Any] | None:
     try:
-        return dataclasses.asdict(await engine.stats())
-    except EngineError:
+        async with asyncio.timeout(STATS_SECONDS):
+            return dataclasses.asdict(await engine.stats())
+    except (EngineError, TimeoutError):
         return None

@@ -6,16 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from exllamav3_adapters.contract import Chat, Engine, Head, Prompt
+from exllamav3_adapters.contract import Chat, Engine, Prompt
+from litellm_exllamav3.capture import CapturedHead
 from litellm_exllamav3.head import chat_head
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapturedHead:
-    """A head from the store, and the store's name for it."""
-
-    digest: str
-    head: Head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,217 @@
+"""All that one proxy serves: its settings, its store of heads and its models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exllamav3_adapters.contract import Chat, Engine
+from exllamav3_adapters.errors import EngineError
+from litellm_exllamav3.backoff import Backoff
+from litellm_exllamav3.capture import Capture, CapturedHead
+from litellm_exllamav3.config_file import load_settings
+from litellm_exllamav3.engine_loading import EngineLoader, load_hosted
+from litellm_exllamav3.replay import Replay
+from litellm_exllamav3.served_model import CLOSE_SECONDS, ServedModel
+from litellm_exllamav3.settings import ModelSettings, Settings
+from litellm_exllamav3.store.errors import StoreUnavailable
+from litellm_exllamav3.warm_sources import WarmSources
+from litellm_exllamav3.workers import WorkerLock, refuse_more_workers
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5.0
+"""How long the store may take to write or to open before a stop goes on without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forgotten:
+    """What became of a head that was to be forgotten. Its bytes are gone from the store's files."""
+
+    num_pages: int | None
+    """Pages dropped from every tier of the engine. None: the engine could not be asked, for this `reason`."""
+    reason: str = ""
+
+
+class Gateway:
+    """Belongs to the loop that it is opened on. `open`, `start` and `begin_stop` return at once.
+
+    Two gateways may use one `state_dir`, but a proxy has one worker.
+    """
+
+    def __init__(
+        self, settings: Settings, *, load_engine: EngineLoader = load_hosted, close_seconds: float = CLOSE_SECONDS
+    ) -> None:
+        """Raises `TooManyWorkers` beside a sibling worker's gateway. `close_seconds` bounds an engine's end."""
+        self.settings = settings
+        self._load_engine = load_engine
+        self._close_seconds = close_seconds
+        self._state_dir = Path(settings.state_dir)
+        with contextlib.suppress(OSError):
+            # The store says what is wrong with a folder that cannot be made.
+            self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = WorkerLock.of_this_process(self._state_dir)
+        self._capture: Capture | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._models = {key: self._served_model(key, model) for key, model in settings.models.items()}
+
+    @classmethod
+    def open(
+        cls, config_path: str | Path, environ: Mapping[str, str], *, load_engine: EngineLoader = load_hosted
+    ) -> Gateway:
+        """Reads the config file; loads and opens nothing yet.
+
+        Raises `SettingsError`, which lists every fault of the file, and `TooManyWorkers`.
+        """
+        refuse_more_workers(environ)
+        return cls(load_settings(config_path, environ), load_engine=load_engine)
+
+    @property
+    def capture(self) -> Capture | None:
+        """None until the store has been opened, a moment after `start`, and where it cannot be."""
+        return self._capture
+
+    def start(self) -> None:
+        """Opens the store and begins to load the models, all in the background. Once."""
+        assert self._opening is None, "a gateway starts once"
+        self._opening = asyncio.get_running_loop().create_task(self._open_capture(), name="open the store")
+        for model in self._models.values():
+            model.start()
+
+    def model(self, key: str) -> ServedModel | None:
+        """The model under that key of `exllamav3_settings.models`. None: there is no such."""
+        return self._models.get(key)
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        return self._models
+
+    async def stats(self) -> dict[str, Any]:
+        """Plain values: each model's state, engine and replay (`ServedModel.stats`), and the capture's counts."""
+        return {
+            "models": {key: await model.stats() for key, model in self._models.items()},
+            "capture": None if self._capture is None else asdict(self._capture.stats()),
+        }
+
+    async def forget(self, model_key: str, digest: str) -> Forgotten | None:
+        """Removes a captured head everywhere: store, running replay, and every tier of the engine's cache.
+
+        None if there is no such head. Raises `StoreUnavailable` if the store cannot be written; nothing else was
+        done then.
+        """
+        model = self._models.get(model_key)
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._capture is None:
+            raise StoreUnavailable("the store is not open; see the log for the reason")
+        forgotten = await self._capture.forget(model_key, digest)
+        if forgotten is None:
+            return None
+        if model is None or not self._may_hold_pages(model):
+            return Forgotten(num_pages=0)
+        try:
+            return Forgotten(num_pages=await model.forget(digest, forgotten.head))
+        except EngineError as error:
+            logger.warning("model %s: head %s left the store, not the engine: %s", model_key, digest, error.message)
+            return Forgotten(num_pages=None, reason=error.message)
+
+    def begin_stop(self) -> None:
+        """To be called at the signal, long before `stop`: ends replays and writes what the store holds back."""
+        if self._flushing is None and self._stopping is None:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush(), name="flush at the signal")
+
+    async def stop(self) -> None:
+        """Ends replays and jobs, writes the store, closes the engines and leaves no process. May be called again.
+
+        An engine that hangs is given `close_seconds`, the store `FLUSH_SECONDS`, side by side.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="stop the gateway")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(model.close() for model in self._models.values()), self._close_capture())
+        self._lock.release()
+        logger.info("the gateway has stopped")
+
+    async def _flush(self) -> None:
+        await asyncio.gather(*(model.end_replays() for model in self._models.values()))
+        if self._capture is not None:
+            await _in_time(self._capture.flush(), "flush")
+
+    async def _close_capture(self) -> None:
+        if self._opening is not None:
+            await asyncio.wait([self._opening], timeout=FLUSH_SECONDS)
+            self._opening.cancel()
+        if self._capture is not None:
+            await _in_time(self._capture.close(), "close")
+
+    async def _open_capture(self) -> None:
+        rules = {key: model.capture for key, model in self.settings.models.items()}
+        try:
+            self._capture = await Capture.open(self._state_dir, rules)
+        except Exception:
+            logger.exception("the store of heads cannot be opened; nothing is captured or replayed from it")
+
+    def _served_model(self, key: str, settings: ModelSettings) -> ServedModel:
+        engine_settings = settings.engine_settings(key)
+        sources = self._warm_sources(key, settings)
+
+        def new_replay(engine: Engine) -> Replay:
+            return Replay(key, engine, sources)
+
+        return ServedModel(
+            key,
+            load_engine=partial(self._load_engine, settings.engine, engine_settings),
+            lazy=settings.load == "lazy",
+            max_queue=settings.max_queue,
+            request_timeout_seconds=settings.request_timeout_seconds,
+            new_replay=new_replay,
+            backoff=Backoff(),
+            close_seconds=self._close_seconds,
+        )
+
+    def _warm_sources(self, key: str, settings: ModelSettings) -> WarmSources:
+        """What is configured is warmed in any case; `replay` is about what was captured."""
+        memory = settings.memory
+        wanted = settings.replay and memory.warm_prefix_max_tokens != 0
+        return WarmSources(
+            token_ids=memory.warm_prefix_token_ids,
+            texts=memory.warm_prefixes,
+            chats=[Chat(messages=chat.messages, tools=chat.tools) for chat in memory.warm_prompts],
+            captured=partial(self._captured, key) if wanted else None,
+            max_captured_tokens=memory.warm_prefix_max_tokens,
+        )
+
+    async def _captured(self, key: str) -> Sequence[CapturedHead]:
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._capture is None:
+            return ()
+        try:
+            return await self._capture.entries(key)
+        except StoreUnavailable as error:
+            logger.warning("model %s: captured heads cannot be replayed: %s", key, error)
+            return ()
+
+    def _may_hold_pages(self, model: ServedModel) -> bool:
+        """A model that is not loaded holds pages only on disk."""
+        memory = self.settings.models[model.key].memory
+        return model.state == "ready" or memory.disk_cache_dir is not None
+
+
+async def _in_time(call: Awaitable[object], what: str) -> None:
+    try:
+        await asyncio.wait_for(call, FLUSH_SECONDS)
+    except TimeoutError:
+        logger.error("the store did not %s within %g s; the last second of counts may be lost", what, FLUSH_SECONDS)
+    except StoreUnavailable as error:
+        logger.error("the store could not %s: %s", what, error)
