@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from exllamav3_adapters import errors
+from litellm_exllamav3.running_gateway import UnknownModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,7 @@ INTERNAL_ERROR = ErrorRow(status=500, type="server_error", code="internal_error"
 ERROR_TABLE: dict[type[errors.EngineError], ErrorRow] = {
     errors.EngineError: INTERNAL_ERROR,
     errors.InvalidRequest: ErrorRow(status=400, type="invalid_request_error", code="invalid_value"),
+    UnknownModel: ErrorRow(status=404, type="invalid_request_error", code="model_not_found"),
     errors.ContextLengthExceeded: ErrorRow(status=400, type="invalid_request_error", code="context_length_exceeded"),
     errors.QueueFull: ErrorRow(status=429, type="rate_limit_error", code="queue_full"),
     errors.GenerationTimeout: ErrorRow(status=408, type="timeout_error", code="timeout"),

@@ -3,22 +3,30 @@
 LiteLLM gives one flat mapping in which the client's own keys, OpenAI's parameters and the deployment's extra
 `litellm_params` are mixed, and the client's win. So nothing here may reach an engine's settings, and every key must
 be one of: a parameter (validated), one without meaning for this model (accepted), one whose effect is not there yet
-(refused unless its value asks for nothing), or unknown. An unknown key is refused rather than ignored, since the
-answer would silently be sampled otherwise than asked; LiteLLM does the same for parameters that a provider does not
-take. Its `drop_params` setting lets both pass here as it does there.
+(refused unless its value asks for nothing), a setting of the engine (ignored, and the config check warns of it), or
+unknown. An unknown key is refused rather than ignored, since the answer would silently be sampled otherwise than asked;
+LiteLLM does the same for parameters that a provider does not take. Its `drop_params` setting lets both pass here as it
+does there.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from exllamav3_adapters.contract import GenerationParams
-from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.settings import (
+    CaptureSection,
+    DraftModelSection,
+    LoraSection,
+    MemorySection,
+    ModelSection,
+    ModelSettings,
+)
 
 MAX_STOP_STRINGS: Final = 16
 MAX_BANNED_STRINGS: Final = 64
@@ -26,7 +34,7 @@ MAX_BANNED_STRINGS: Final = 64
 _INT64: Final = 2**63
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Range:
     """An allowed interval. `integer` refuses fractions; a whole number is welcome wherever a fraction is."""
 
@@ -128,12 +136,10 @@ NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 """Parameter -> whether this value of it asks for nothing, and so may pass."""
 
-ENGINE_KEYS: Final = frozenset(
-    {f.name for options in (EngineSettings, ModelOptions, MemoryOptions) for f in dataclasses.fields(options)}
-    | {"engine", "load", "replay", "capture", "state_dir", "max_queue", "request_timeout_seconds"}
-    | {"warm_prefixes", "warm_prefix_token_ids", "warm_prompts", "warm_prefix_max_tokens"}
-)
-"""Settings of `exllamav3_settings`. LiteLLM lets a client's body carry them; none is ever read from a request."""
+_SECTIONS = (ModelSection, MemorySection, DraftModelSection, LoraSection, CaptureSection)
+ENGINE_KEYS: Final = frozenset(name for section in (ModelSettings, *_SECTIONS) for name in section.model_fields)
+"""Settings of `exllamav3_settings`. LiteLLM lets a client's body carry them, and a deployment's `litellm_params`; they
+have no effect in either place."""
 
 PARAMETERS: Final = frozenset(_RANGES) | frozenset(_STRING_LISTS) | READ_ELSEWHERE
 _KNOWN: Final = sorted(PARAMETERS | WITHOUT_EFFECT | NOT_SUPPORTED_YET.keys())
@@ -174,7 +180,7 @@ def generation_params(params: Mapping[str, Any], *, drop_unsupported: bool = Fal
 
 def _refuse_unsupported(params: Mapping[str, Any]) -> None:
     for name, value in params.items():
-        if name in PARAMETERS or name in WITHOUT_EFFECT:
+        if name in PARAMETERS or name in WITHOUT_EFFECT or name in ENGINE_KEYS:
             continue
         asks_for_nothing = NOT_SUPPORTED_YET.get(name)
         if asks_for_nothing is None:
@@ -185,11 +191,6 @@ def _refuse_unsupported(params: Mapping[str, Any]) -> None:
 
 
 def _unknown(name: str) -> str:
-    if name in ENGINE_KEYS:
-        return (
-            f"{name} is a setting of the engine, not of a request; remove it. "
-            "The operator sets it under exllamav3_settings in the proxy's config."
-        )
     shown = name if len(name) <= 64 else f"{name[:61]}..."
     nearest = difflib.get_close_matches(name, _KNOWN, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else ""

@@ -1,0 +1,87 @@
+"""LiteLLM's callback: `callbacks: [litellm_exllamav3.hooks.capture]` in a proxy's config."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import litellm
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import ProxyException, UserAPIKeyAuth
+
+from litellm_exllamav3.capture import Sighting
+from litellm_exllamav3.head import request_head
+from litellm_exllamav3.retention import request_is_retained
+from litellm_exllamav3.running_gateway import current_gateway
+from litellm_exllamav3.settings import ModelSettings
+from litellm_exllamav3.sighting import leave_sightings
+
+logger = logging.getLogger("litellm_exllamav3")
+
+_PREFIX: Final = "exllamav3/"
+_TEXT_COMPLETION: Final = "atext_completion"
+
+
+class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types for us
+    """Counts the heads of requests to our models. Edits nothing, waits for nothing, under a millisecond."""
+
+    async def async_pre_call_hook(
+        self, user_api_key_dict: UserAPIKeyAuth, cache: Any, data: dict[str, Any], call_type: str
+    ) -> None:
+        # LiteLLM calls only a hook that the instance's own class defines.
+        keys: tuple[str, ...] = ()
+        try:
+            keys = _model_keys(data, user_api_key_dict)
+            leave_sightings(_observe(keys, user_api_key_dict, data, call_type) if keys else ())
+        except Exception as error:
+            # Counting must never cost a request. Without the error's text, which may quote one.
+            logger.warning("a request's head was not counted: %s", type(error).__name__)
+        if keys and call_type == _TEXT_COMPLETION:
+            # Here, since LiteLLM itself fails on token ids before any provider is asked, and tries again.
+            raise ProxyException(
+                message="exllamav3 models do not serve /v1/completions yet; use /v1/chat/completions.",
+                type="invalid_request_error",
+                param="prompt",
+                code=400,
+            )
+
+
+def _model_keys(data: dict[str, Any], user: UserAPIKeyAuth) -> tuple[str, ...]:
+    """The keys of our models that the request's alias may lead to; of none when it leads elsewhere.
+
+    Asked of the router each time, which takes a microsecond and is right after a reload.
+    """
+    alias = data.get("model")
+    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    if not isinstance(alias, str) or router is None:
+        return ()
+    deployments = router.get_model_list(model_name=alias, team_id=user.team_id) or ()
+    models = (deployment["litellm_params"].get("model") or "" for deployment in deployments)
+    return tuple(dict.fromkeys(model.removeprefix(_PREFIX) for model in models if model.startswith(_PREFIX)))
+
+
+def _observe(keys: tuple[str, ...], user: UserAPIKeyAuth, data: dict[str, Any], call_type: str) -> list[Sighting]:
+    gateway = current_gateway()
+    if gateway is None or gateway.capture is None:
+        return []
+    retained = [key for key in keys if _is_retained(gateway.settings.models.get(key), user, data)]
+    head = request_head(data, call_type) if retained else None
+    if head is None:
+        return []
+    return [gateway.capture.observe(key, head, user.api_key or "") for key in retained]
+
+
+def _is_retained(settings: ModelSettings | None, user: UserAPIKeyAuth, data: Mapping[str, Any]) -> bool:
+    return settings is not None and request_is_retained(
+        data,
+        capture_enabled=settings.capture.enabled,
+        logging_off=litellm.turn_off_message_logging is True,
+        logging_obj=data.get("litellm_logging_obj"),
+        key_metadata=user.metadata,
+        team_metadata=user.team_metadata,
+    )
+
+
+capture = CaptureHook()
