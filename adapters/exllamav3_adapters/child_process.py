@@ -59,7 +59,14 @@ class ChildProcess:
             raise
         finally:
             theirs.close()
-        return cls(process, await Connection.open(ours, wire.decode_to_parent), engine_name)
+        try:
+            connection = await Connection.open(ours, wire.decode_to_parent)
+        except BaseException:
+            ours.close()
+            process.kill()
+            await process.wait()
+            raise
+        return cls(process, connection, engine_name)
 
     @property
     def pid(self) -> int:
