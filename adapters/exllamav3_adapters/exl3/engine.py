@@ -56,6 +56,7 @@ class Exl3Engine:
         self._renderer = loaded.renderer
         self._tokenizer = loaded.tokenizer
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
+        self._vocab_size = int(loaded.model.config.vocab_size)
         self._closed = False
         self._info = EngineInfo(
             model_key=settings.model_key,
@@ -110,6 +111,7 @@ class Exl3Engine:
         await self._scheduler.unpin(prompt.token_ids)
 
     async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
+        self._check_open()
         return ()
 
     async def forget(self, prompt: Prompt) -> int:
@@ -147,6 +149,9 @@ class Exl3Engine:
         )
         if not prompt.token_ids:
             stream.fail(InvalidRequest("the prompt is empty", "messages"))
+        elif min(prompt.token_ids) < 0 or max(prompt.token_ids) >= self._vocab_size:
+            # Such a token would fail the forward of the whole batch.
+            stream.fail(InvalidRequest(f"token ids must be from 0 to {self._vocab_size - 1}", "prompt"))
         elif room < 1:
             stream.fail(
                 ContextLengthExceeded(
@@ -167,7 +172,10 @@ class Exl3Engine:
         else:
             self._scheduler.submit(request)
 
-    async def _on_render_thread(self, function: Callable[[], T]) -> T:
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineUnavailable("the engine is closed")
+
+    async def _on_render_thread(self, function: Callable[[], T]) -> T:
+        self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._render_thread, function)

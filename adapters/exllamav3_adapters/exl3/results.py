@@ -36,7 +36,7 @@ def events_of(result: dict[str, Any], id_to_piece: list[str]) -> list[Generation
             request.started = True
             return [Started()]
         case "prefill" if not request.answering:
-            return [PrefillProgress(done_tokens=result["curr_progress"], total_tokens=result["max_progress"])]
+            return [_progress(request, result)]
         case "streaming" if request.background:
             return [_prefilled(request, result)] if result["eos"] else []
         case "streaming":
@@ -51,6 +51,13 @@ def failure_of(error: BaseException) -> EngineError:
     if isinstance(error, EngineError):
         return error
     return JobFailed(f"this request failed in the engine ({type(error).__name__}: {error}); other requests go on")
+
+
+def _progress(request: Request, result: dict[str, Any]) -> PrefillProgress:
+    """exllamav3 leaves the prompt's last token to the first decode step; here it counts as done with the others."""
+    total = len(request.prompt.token_ids)
+    complete = result["curr_progress"] >= result["max_progress"]
+    return PrefillProgress(done_tokens=total if complete else result["curr_progress"], total_tokens=total)
 
 
 def _prefilled(request: Request, result: dict[str, Any]) -> Prefilled:
