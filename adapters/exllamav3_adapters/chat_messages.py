@@ -15,7 +15,9 @@ from exllamav3_adapters.errors import InvalidRequest
 
 PlainMessage = dict[str, Any]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_DEPTH = 64
+"""Levels of lists and objects in a message or a tool."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA_PARTS = ("image", "audio", "video", "file", "document")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -43,13 +45,19 @@ def _plain_message(message: Mapping[str, Any], where: str) -> PlainMessage:
         raise InvalidRequest(f"{where} must be an object with role and content", "messages")
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidRequest(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}", "messages")
-    plain = {key: _plain_value(value) for key, value in message.items() if value is not None and key != "content"}
+        raise InvalidRequest(f"{where}.role is {str(role)[:40]!r}; use one of {', '.join(ROLES)}", "messages")
+    plain = {
+        key: plain_json(value, f"{where}.{key}", "messages")
+        for key, value in message.items()
+        if value is not None and key != "content"
+    }
     calls = plain.pop("tool_calls", None)
     if calls:
         if role != "assistant":
             raise InvalidRequest(f"{where}: only an assistant message can have tool_calls", "messages")
         plain["tool_calls"] = _plain_tool_calls(calls, f"{where}.tool_calls")
+    if role == "function":  # what OpenAI called a tool's result at first
+        plain["role"] = "tool"
     plain["content"] = _plain_content(message.get("content"), role, bool(calls), f"{where}.content")
     _alias_reasoning(plain)
     return plain
@@ -57,7 +65,7 @@ def _plain_message(message: Mapping[str, Any], where: str) -> PlainMessage:
 
 def _plain_content(content: Any, role: str, has_calls: bool, where: str) -> str | list[dict[str, str]] | None:
     if content is None:
-        if role not in ("assistant", "tool"):
+        if role in ("system", "developer", "user"):
             raise InvalidRequest(f"{where} is missing; a {role} message needs text", "messages")
         return None if has_calls else ""
     if isinstance(content, str):
@@ -80,8 +88,10 @@ def _plain_part(part: Any, where: str) -> dict[str, str]:
             raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string", "messages")
         return {"type": "text", "text": text}
     if any(medium in kind for medium in _MEDIA_PARTS):
-        raise InvalidRequest(f"{where} is of type {kind!r}, but this model takes text only; remove it", "messages")
-    raise InvalidRequest(f"{where} is of type {kind!r}, which is not known; this model takes text parts", "messages")
+        raise InvalidRequest(f"{where} is of type {kind[:40]!r}, but this model takes text only; remove it", "messages")
+    raise InvalidRequest(
+        f"{where} is of type {kind[:40]!r}, which is not known; this model takes text parts", "messages"
+    )
 
 
 def _plain_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
@@ -99,18 +109,20 @@ def _plain_tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _plain_arguments(arguments: Any, where: str) -> dict[str, Any] | str:
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            value = json.loads(arguments)
-        except ValueError:
-            # A model wrote this once, and the client sends it back for good: the chat must go on.
-            return arguments
-        arguments = value if value is None or isinstance(value, dict) else arguments
-    if isinstance(arguments, (dict, str)) and arguments:
-        return arguments
-    if not arguments:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
-    raise InvalidRequest(f"{where} must be a JSON object, as a string or not", "messages")
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise InvalidRequest(f"{where} must be a JSON object, as a string or not", "messages")
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        # A model wrote this once, and the client sends it back for good: the chat must go on.
+        return arguments
+    if value is None:
+        return {}
+    return plain_json(value, where, "messages") if isinstance(value, dict) else arguments
 
 
 def _alias_reasoning(message: PlainMessage) -> None:
@@ -130,31 +142,31 @@ def _plain_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             "tools",
         )
     if tool.get("type", "function") != "function":
-        raise InvalidRequest(f"{where}.type is {tool['type']!r}; this model takes tools of type 'function'", "tools")
-    plain: dict[str, Any] = _plain_value(function)
+        raise InvalidRequest(
+            f"{where}.type is {str(tool['type'])[:40]!r}; this model takes tools of type 'function'", "tools"
+        )
+    plain: dict[str, Any] = plain_json(function, f"{where}.function", "tools")
     parameters = plain.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"{where}.function.parameters must be a JSON Schema object", "tools")
-    if not {"type", "properties"} <= parameters.keys():
-        parameters = {"type": "object", "properties": {}, **parameters}
+    if "type" not in parameters or not isinstance(parameters.get("properties"), dict):
+        parameters = {"type": "object", **parameters, "properties": parameters.get("properties") or {}}
     if "description" not in plain or "parameters" not in plain:
         plain = {"name": plain.pop("name"), "description": plain.pop("description", ""), **plain}
     plain["description"] = plain["description"] or ""
     plain["parameters"] = parameters
-    return {"type": "function", **{key: _plain_value(value) for key, value in tool.items()}, "function": plain}
+    rest = {key: plain_json(value, where, "tools") for key, value in tool.items() if key != "function"}
+    return {"type": "function", **rest, "function": plain}
 
 
-def _plain_value(value: Any) -> Any:
+def plain_json(value: Any, where: str, param: str, depth: int = 0) -> Any:
+    """A copy of `value` in JSON's types. Raises `InvalidRequest`, naming `where`, for anything that JSON has not."""
     if value is None or isinstance(value, (str, int, float)):
         return value
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} levels deep", param)
     if isinstance(value, Mapping):
-        return {str(key): _plain_value(item) for key, item in value.items()}
+        return {str(key): plain_json(item, where, param, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain_value(item) for item in value]
-    raise InvalidRequest(f"a value of type {type(value).__name__} is not JSON", "messages")
-
-
-def plain_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Template variables as JSON values of our own."""
-    plain: dict[str, Any] = _plain_value(variables)
-    return plain
+        return [plain_json(item, where, param, depth + 1) for item in value]
+    raise InvalidRequest(f"{where} holds a value of type {type(value).__name__}, which is not JSON", param)

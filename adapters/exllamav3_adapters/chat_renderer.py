@@ -15,7 +15,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any
 
-from exllamav3_adapters.chat_messages import PlainMessage, plain_messages, plain_tools, plain_variables
+from exllamav3_adapters.chat_messages import PlainMessage, plain_json, plain_messages, plain_tools
 from exllamav3_adapters.chat_template import ChatTemplate
 from exllamav3_adapters.contract import Chat, Head, Prompt
 from exllamav3_adapters.dialect_trials import find_dialect
@@ -47,7 +47,11 @@ class _PlainChat:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _CachedHead:
     token_ids: tuple[int, ...]
-    rendering: Rendering
+    clock_reads: Mapping[str, str]
+
+    def is_current(self, now: datetime) -> bool:
+        """Whether the template would read the same from the clock at `now`."""
+        return all(now.strftime(format_) == result for format_, result in self.clock_reads.items())
 
 
 class ChatRenderer:
@@ -129,7 +133,7 @@ class ChatRenderer:
     def _head(self, head: _PlainChat, now: datetime) -> tuple[int, ...]:
         key = _digest(head)
         cached = self._heads.pop(key, None)
-        if cached is None or not cached.rendering.is_current(now):
+        if cached is None or not cached.is_current(now):
             cached = self._render_head(head, now)
         self._heads[key] = cached
         if len(self._heads) > HEAD_CACHE_ENTRIES:
@@ -153,10 +157,10 @@ class ChatRenderer:
                 continue
         shared = _without_last_word(os.path.commonprefix(texts))  # noqa: RUF071 - of characters
         if not shared:
-            return _CachedHead(token_ids=(), rendering=rendering)
+            return _CachedHead(token_ids=(), clock_reads=rendering.clock_reads)
         token_ids = self.encode(shared)
         token_ids = token_ids[: _count_shared(token_ids, self.encode(rendering.text))]
-        return _CachedHead(token_ids=token_ids, rendering=rendering)
+        return _CachedHead(token_ids=token_ids, clock_reads=rendering.clock_reads)
 
     def _compiled(self, with_tools: bool) -> CompiledTemplate:
         return self._template.tool_use if with_tools and self._template.tool_use else self._template.default
@@ -189,7 +193,7 @@ def _plain_chat(chat: Chat) -> _PlainChat:
     return _PlainChat(
         messages=plain_messages(chat.messages),
         tools=plain_tools(chat.tools),
-        variables=plain_variables(chat.template_variables),
+        variables=plain_json(chat.template_variables, "chat_template_kwargs", "chat_template_kwargs"),
     )
 
 

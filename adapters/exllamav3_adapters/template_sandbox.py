@@ -3,6 +3,9 @@
 Templates are written against transformers' `apply_chat_template`: trimmed blocks, loop controls, JSON that is not
 escaped for HTML, `raise_exception`, `strftime_now` and the `{% generation %}` tag. transformers' own compiler is not
 used because importing it takes seconds and, where torch is installed, brings torch.
+
+The sandbox keeps a template from Python's internals, from the caller's values, and from output without bounds. It
+does not bound the time that a hostile template spends in loops; the engine's process is what contains that.
 """
 
 from __future__ import annotations
@@ -47,10 +50,6 @@ class Rendering:
 
     text: str
     clock_reads: Mapping[str, str]
-
-    def is_current(self, now: datetime) -> bool:
-        """Whether a rendering at `now` would read the same from the clock."""
-        return all(now.strftime(fmt) == result for fmt, result in self.clock_reads.items())
 
 
 class CompiledTemplate:
