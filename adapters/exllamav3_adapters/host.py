@@ -26,7 +26,7 @@ from exllamav3_adapters import wire
 from exllamav3_adapters.connection import Connection, ConnectionBroken
 from exllamav3_adapters.contract import Engine, EventStream, LoadProgress
 from exllamav3_adapters.engine_settings import EngineSettings
-from exllamav3_adapters.errors import EngineError, LoadFailed
+from exllamav3_adapters.errors import EngineError, InvalidRequest, LoadFailed
 from exllamav3_adapters.event_stream import Event
 from exllamav3_adapters.registry import find_engine
 
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 class EngineHost:
     """Loads one engine and answers its parent's requests, all of them at the same time, until that closes or goes."""
 
-    def __init__(self, name: str, connection: Connection[wire.ToChild]) -> None:
+    def __init__(self, name: str, connection: Connection[wire.ToChild | wire.Malformed]) -> None:
         self._name = name
         self._connection = connection
         self._loading: asyncio.Task[Engine] | None = None
@@ -91,7 +91,7 @@ class EngineHost:
         logger.error("engine %s failed to load", self._name, exc_info=error)  # no prompt has been seen yet
         return LoadFailed(f"engine {self._name} failed to load: {type(error).__name__}: {error}")
 
-    def _accept(self, request: wire.ToChild) -> None:
+    def _accept(self, request: wire.ToChild | wire.Malformed) -> None:
         if isinstance(request, wire.Load):
             self._loading = asyncio.create_task(self._load(request.settings))
             return
@@ -110,6 +110,8 @@ class EngineHost:
                 await self._stream(request.id, self._engine.generate(prompt, params, retain=retain))
             case wire.Prefill(prompt=prompt, pin=pin):
                 await self._stream(request.id, self._engine.prefill(prompt, pin=pin))
+            case wire.Malformed(reason=reason):
+                self._fail(request.id, InvalidRequest(f"the request does not have the shape it must have: {reason}"))
             case _:
                 await self._answer(request.id, self._call(request))
 

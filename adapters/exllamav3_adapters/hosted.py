@@ -25,6 +25,7 @@ from exllamav3_adapters.contract import (
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable, InvalidRequest, LoadFailed
 from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.registry import engine_names
 
 T = TypeVar("T")
 
@@ -61,6 +62,8 @@ class HostedEngine:
         `report` is called on the loop. Raises `LoadFailed` with the child's reason, or with how the child ended.
         Cancelling it kills the child.
         """
+        if engine_name not in engine_names():
+            raise LoadFailed(f"no engine is called {engine_name!r}; choose one of {', '.join(engine_names())}")
         child = await ChildProcess.start(engine_name)
         try:
             child.connection.send(wire.Load(settings))

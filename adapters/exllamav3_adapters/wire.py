@@ -94,6 +94,12 @@ class Cancel(_Message, frozen=True):
     id: int
 
 
+class Malformed(Request, frozen=True):
+    """Never sent: what a request becomes that arrives in another shape than the contract's."""
+
+    reason: str
+
+
 Call: TypeAlias = (
     Render | RenderHead | Tokenize | Generate | Prefill | Unpin | ListStoredPrefixes | Forget | GetStats | Close
 )
@@ -171,8 +177,16 @@ def encode(message: ToChild | ToParent) -> bytes:
     return _encode(message)
 
 
-def decode_to_child(frame: bytes) -> ToChild:
-    return _to_child_decoder.decode(frame)
+def decode_to_child(frame: bytes) -> ToChild | Malformed:
+    """Raises `ValueError` where the frame is no message at all."""
+    try:
+        return _to_child_decoder.decode(frame)
+    except msgspec.ValidationError as error:
+        # A message that is no object, say, must fail its own request and not the connection.
+        match msgspec.msgpack.decode(frame):
+            case [str(), int(request_id), *_]:
+                return Malformed(request_id, str(error))
+        raise
 
 
 def decode_to_parent(frame: bytes) -> ToParent:

@@ -64,7 +64,6 @@ class FakeEngine:
         seconds_per_token: float = 0.0,
         crash_exits: bool = False,
     ) -> None:
-        """To be called on the loop that will use the engine."""
         model = settings.model
         context_length = model.max_seq_len or _DEFAULT_CONTEXT_LENGTH
         num_pages = -(-(model.cache_size or context_length) // PAGE_SIZE)

@@ -61,7 +61,10 @@ class Job:
 
 
 class Scheduler:
-    """Runs jobs until `stop`. `chunk_size` is in tokens; `on_crash` is called when a job's fault takes all down."""
+    """Runs jobs from the first `submit` until `stop`.
+
+    `chunk_size` is in tokens; `on_crash` is called when a job's fault is to take all down.
+    """
 
     def __init__(
         self,
@@ -84,9 +87,11 @@ class Scheduler:
         self._background: deque[Job] = deque()
         self._counters: Counter[str] = Counter()
         self._work = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name="fake engine")
+        self._task: asyncio.Task[None] | None = None
 
     def submit(self, job: Job) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="fake engine")
         (self._queue if job.answer else self._background).append(job)
         self._work.set()
 
@@ -97,8 +102,9 @@ class Scheduler:
 
     async def stop(self, error: EngineError) -> None:
         """Ends the rounds; every job fails with `error` and its pages are free."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
         self.fail_all(error)
 
     def fail_all(self, error: EngineError) -> None:
