@@ -27,7 +27,8 @@ _VICTIM_CANDIDATES = 32
 
 def decayed_count(log_count: float, now: float, half_life: float) -> float:
     """The count at `now`; both times and the half-life in seconds."""
-    return math.exp2((log_count - now) / half_life)
+    # The bound only matters where the clock has stepped back since.
+    return math.exp2(min((log_count - now) / half_life, 64.0))
 
 
 def add_hit(log_count: float, at: float, half_life: float, weight: float = 1.0) -> float:

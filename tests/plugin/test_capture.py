@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import logging
+import sqlite3
+import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -398,3 +403,96 @@ async def test_counts_are_written_without_being_asked(world: World) -> None:
         if await second.entries(MODEL):
             break
     assert await texts(second) == [long("a")]
+
+
+async def test_a_row_that_cannot_be_read_does_not_hide_the_others(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture = await world.open()
+    learn(capture, long("a"))
+    await capture.flush()
+    with contextlib.closing(sqlite3.connect(world.folder / "prefixes.db")) as connection, connection:
+        connection.execute("UPDATE heads SET content = x'00'")
+    learn(capture, long("b"))
+    assert await texts(capture) == [long("b")]
+    assert "cannot be read" in caplog.text
+
+
+async def test_capture_goes_on_in_memory_while_the_store_cannot_be_written(world: World) -> None:
+    world.folder.write_text("in the way")
+    capture = await world.open()
+    learn(capture, long("a"))
+    assert not await capture.flush()
+    assert await texts(capture) == [long("a")]
+    assert start(capture, long("a")).known
+    assert not capture.stats().writable
+    world.folder.unlink()
+    assert await capture.flush()
+    await capture.close()
+    again = await world.open()
+    assert await texts(again) == [long("a")]
+
+
+async def test_a_lost_store_is_learnt_again_and_keeps_its_counts(world: World) -> None:
+    capture = await world.open()
+    learn(capture, long("hot"))
+    start(capture, long("once"))
+    await capture.flush()
+    for path in world.folder.iterdir():
+        path.unlink()
+    assert start(capture, long("hot")).known
+    await capture.flush()
+    assert await texts(capture) == []
+    assert not start(capture, long("hot")).known
+    assert await texts(capture) == [long("hot")]
+    await capture.close()
+    assert start(await world.open(), long("once")).due
+
+
+async def test_a_head_forgotten_by_another_process_is_learnt_again(world: World) -> None:
+    proxy, command = await world.open(), await world.open()
+    digest = learn(proxy, long("a")).digest
+    await proxy.flush()
+    assert await command.forget(MODEL, digest) is not None
+    start(proxy, long("a"))
+    await proxy.flush()
+    assert await texts(proxy) == []
+    start(proxy, long("a"))
+    assert await texts(proxy) == [long("a")]
+
+
+async def test_the_loop_never_touches_the_disk(world: World) -> None:
+    loop_thread = threading.get_ident()
+    touched: list[str] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event.partition(".")[0] in ("open", "os", "sqlite3") and str(world.folder) in str(arguments):
+            touched.append(f"{event} on the {'loop' if threading.get_ident() == loop_thread else 'store'}")
+
+    sys.addaudithook(watch)
+    try:
+        capture = await world.open(flush_seconds=0)
+        digest = learn(capture, long("a")).digest
+        await capture.flush()
+        await capture.entries(MODEL)
+        await capture.forget(MODEL, digest)
+        await capture.close()
+    finally:
+        watching = False
+    assert "sqlite3.connect on the store" in touched
+    assert not [event for event in touched if event.endswith("loop")]
+
+
+async def test_no_prompt_reaches_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        capture = await world.open()
+        digest = learn(capture, long("secret"), owner="sk-secret").digest
+        await capture.flush()
+        await capture.forget(MODEL, digest)
+        world.folder.joinpath("prefixes.db").write_bytes(b"damaged" * 1000)
+        learn(capture, long("secret"), owner="sk-secret")
+        await capture.flush()
+        await capture.close()
+    assert digest in caplog.text
+    assert "secret" not in caplog.text

@@ -25,8 +25,8 @@ def _heads_and_credits(connection: Connection) -> None:
             f"""CREATE TABLE heads (
                 model_key VARCHAR NOT NULL, digest VARCHAR NOT NULL, owner VARCHAR NOT NULL,
                 content {_binary(connection)} NOT NULL, num_bytes BIGINT NOT NULL, num_tokens BIGINT NOT NULL,
-                value DOUBLE PRECISION NOT NULL, captured_at DOUBLE PRECISION NOT NULL,
-                written_at DOUBLE PRECISION NOT NULL,
+                value FLOAT NOT NULL, captured_at FLOAT NOT NULL,
+                written_at FLOAT NOT NULL,
                 PRIMARY KEY (model_key, digest))"""
         )
     )
@@ -34,8 +34,8 @@ def _heads_and_credits(connection: Connection) -> None:
         text(
             """CREATE TABLE credits (
                 model_key VARCHAR NOT NULL, digest VARCHAR NOT NULL, owner VARCHAR NOT NULL,
-                conversations DOUBLE PRECISION NOT NULL, requests DOUBLE PRECISION NOT NULL,
-                seen_at DOUBLE PRECISION NOT NULL,
+                conversations FLOAT NOT NULL, requests FLOAT NOT NULL,
+                seen_at FLOAT NOT NULL,
                 PRIMARY KEY (model_key, digest, owner))"""
         )
     )
@@ -48,7 +48,7 @@ def _prefixes(connection: Connection) -> None:
             f"""CREATE TABLE prefixes (
                 model_key VARCHAR NOT NULL, cache_fingerprint VARCHAR NOT NULL, digest VARCHAR NOT NULL,
                 token_ids {_binary(connection)} NOT NULL, num_tokens BIGINT NOT NULL,
-                credit DOUBLE PRECISION NOT NULL, written_at DOUBLE PRECISION NOT NULL,
+                credit FLOAT NOT NULL, written_at FLOAT NOT NULL,
                 PRIMARY KEY (model_key, cache_fingerprint, digest))"""
         )
     )

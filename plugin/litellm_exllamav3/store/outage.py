@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from sqlalchemy.exc import DBAPIError
+from litellm_exllamav3.store.errors import reason
 
 logger = logging.getLogger("litellm_exllamav3.store")
 
@@ -28,9 +28,7 @@ class Outage:
 
     def begins(self, error: BaseException) -> None:
         """One more attempt failed."""
-        # The text of a DBAPIError shows the statement's values, and so the prompt.
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        self.reason = str(cause)
+        self.reason = reason(error)
         self.wait_seconds = min(_LONGEST_WAIT_SECONDS, max(1.0, 2 * self.wait_seconds))
         now = time.monotonic()
         if self._told_at is None or now - self._told_at >= _SECONDS_BETWEEN_MESSAGES:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from litellm_exllamav3.credit import CreditRow
 from litellm_exllamav3.store.budget import Budget
-from litellm_exllamav3.store.errors import StoreUnavailable
+from litellm_exllamav3.store.errors import StoreUnavailable, reason
 from litellm_exllamav3.store.outage import Outage
 from litellm_exllamav3.store.pending import Pending
 from litellm_exllamav3.store.queries import (
@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 _FAULTS = (SQLAlchemyError, sqlite3.Error, OSError, StoreUnavailable)
 _SECONDS_BETWEEN_BUDGETS = 3600.0
+_SECONDS_BETWEEN_SCRUBS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +90,7 @@ class PrefixStore:
         self._engine: Engine | None = None
         self._identity: tuple[int, int] | None = None
         self._budgets_applied_at = -_SECONDS_BETWEEN_BUDGETS
-        self._scrub_due = False
+        self._rewrite_due = self._truncate_due = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="exllamav3-store", daemon=True)
         self._thread.start()
@@ -201,7 +202,8 @@ class PrefixStore:
         now = time.monotonic()
         if write_at is not None and write_at > now:
             return write_at
-        return now + max(self._flush_seconds, self._outage.wait_seconds)
+        wait = max(self._flush_seconds, self._outage.wait_seconds)
+        return now + (wait if self._pending else max(wait, _SECONDS_BETWEEN_SCRUBS))
 
     def _finish(self, done: Future[None]) -> None:
         try:
@@ -240,61 +242,85 @@ class PrefixStore:
     def _heads(self, model_key: str) -> list[StoredHead]:
         self._write()
         try:
-            if self._engine is not None:
-                with self._engine.begin() as connection:
-                    found = read_heads(connection, model_key)
-            else:
-                engine = self._file.open_read_only()
-                with engine.connect() as connection:
-                    found = read_heads(connection, model_key)
-                engine.dispose()
+            found = self._read_heads(model_key)
         except _FAULTS as error:
-            logger.debug("no captured heads could be read: %s", error)
+            logger.debug("no captured heads could be read from %s: %s", self._file.path, reason(error))
+            self._replace_damaged(error)
             found = []
         with self._lock:
             waiting = [head for (model, _), head in self._pending.heads.items() if model == model_key]
         by_digest = {head.digest: head for head in [*found, *waiting]}
         return sorted(by_digest.values(), key=lambda head: head.written_at, reverse=True)
 
+    def _read_heads(self, model_key: str) -> list[StoredHead]:
+        if self._engine is not None:
+            with self._engine.begin() as connection:
+                return read_heads(connection, model_key)
+        engine = self._file.open_read_only()
+        try:
+            with engine.connect() as connection:
+                return read_heads(connection, model_key)
+        finally:
+            engine.dispose()
+
     def _forget(self, model_key: str, digest: str) -> StoredHead | None:
         with self._lock:
             waiting = self._pending.forget(model_key, digest)
+        if self._engine is None and self._file.identity() is None:
+            return waiting
         try:
-            if self._engine is None and self._file.identity() is None:
-                return waiting
-            engine = self._ready_engine()
-            with engine.begin() as connection:
-                found = delete_head(connection, model_key, digest)
-            self._scrub(engine)
+            found = self._delete(model_key, digest)
         except _FAULTS as error:
+            if self._replace_damaged(error):
+                return self._forget(model_key, digest) or waiting
             raise StoreUnavailable(
-                f"{digest} is still in {self._file.path}, which cannot be written ({_reason(error)}): "
+                f"{digest} is still in {self._file.path}, which cannot be written ({reason(error)}): "
                 "make it writable and forget it again"
             ) from error
         return found or waiting
 
+    def _delete(self, model_key: str, digest: str) -> StoredHead | None:
+        engine = self._ready_engine()
+        with engine.begin() as connection:
+            found = delete_head(connection, model_key, digest)
+        self._rewrite_due = True
+        self._scrub(engine)
+        if self._scrub_due:
+            logger.warning("%s is in use: what was forgotten will be overwritten later", self._file.path)
+        return found
+
+    @property
+    def _scrub_due(self) -> bool:
+        return self._rewrite_due or self._truncate_due
+
     def _scrub(self, engine: Engine) -> None:
-        done = self._file.scrub(engine)
-        if not done and not self._scrub_due:
-            logger.warning("another process reads %s: what was forgotten is overwritten when it ends", self._file.path)
-        self._scrub_due = not done
+        """Goes on with what is due; what another process prevents is tried again later."""
+        if self._rewrite_due:
+            self._rewrite_due = not self._file.rewrite(engine)
+        self._truncate_due = not self._file.truncate_log(engine)
 
     def _write(self) -> bool:
         """Writes what waits, at once. False if it must wait on."""
+        try:
+            self._write_pending()
+        except _FAULTS as error:
+            if self._replace_damaged(error):
+                return True
+            self._outage.begins(error)
+            self._trim_pending()
+            return False
+        self._outage.ends()
+        return True
+
+    def _write_pending(self) -> None:
         with self._lock:
             taken, self._pending = self._pending, Pending()
         try:
             self._write_taken(taken)
-        except _FAULTS as error:
+        except BaseException:
             with self._lock:
                 self._pending.add_older(taken)
-            if self._engine is None or not is_damage(error):
-                self._outage.begins(error)
-                self._trim_pending()
-                return False
-            return self._replace_damaged(error)
-        self._outage.ends()
-        return True
+            raise
 
     def _write_taken(self, taken: Pending) -> None:
         if not taken and not self._scrub_due and self._outage.reason is None:
@@ -325,23 +351,17 @@ class PrefixStore:
         return {key: apply_budget(connection, key, self._budgets.get(key, others), now) for key in keys}
 
     def _replace_damaged(self, error: BaseException) -> bool:
-        """The file was damaged while it was open."""
+        """If the file was damaged while it was open, begins a new one. False if not, or if that fails too."""
+        if self._engine is None or not is_damage(error):
+            return False
         self._dispose()
         try:
             self._file.condemn(self._identity, self._clock(), error)
             self._listener.lost()
-            with self._lock:
-                taken, self._pending = self._pending, Pending()
-            try:
-                self._write_taken(taken)
-            except _FAULTS:
-                with self._lock:
-                    self._pending.add_older(taken)
-                raise
+            self._write_pending()
         except _FAULTS as again:
-            self._outage.begins(again)
+            logger.debug("the damaged store %s cannot be replaced: %s", self._file.path, reason(again))
             return False
-        self._outage.ends()
         return True
 
     def _ready_engine(self) -> Engine:
@@ -369,10 +389,6 @@ class PrefixStore:
         for model_key, digests in removed.items():
             if digests:
                 self._listener.removed(model_key, digests)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@ Times are seconds since the epoch; counts and values are in the log form of `cre
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, MetaData, String, Table
 
 metadata = MetaData()
 
@@ -13,7 +13,7 @@ schema_version = Table(
     "schema_version",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("applied_at", Double, nullable=False),
+    Column("applied_at", Float, nullable=False),
 )
 
 heads = Table(
@@ -25,9 +25,9 @@ heads = Table(
     Column("content", LargeBinary, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
-    Column("value", Double, nullable=False),
-    Column("captured_at", Double, nullable=False),
-    Column("written_at", Double, nullable=False),
+    Column("value", Float, nullable=False),
+    Column("captured_at", Float, nullable=False),
+    Column("written_at", Float, nullable=False),
 )
 
 credits = Table(  # noqa: A001 - the table's name; the builtin of that name is for people at a prompt
@@ -36,9 +36,9 @@ credits = Table(  # noqa: A001 - the table's name; the builtin of that name is f
     Column("model_key", String, primary_key=True),
     Column("digest", String, primary_key=True),
     Column("owner", String, primary_key=True),
-    Column("conversations", Double, nullable=False),
-    Column("requests", Double, nullable=False),
-    Column("seen_at", Double, nullable=False, index=True),
+    Column("conversations", Float, nullable=False),
+    Column("requests", Float, nullable=False),
+    Column("seen_at", Float, nullable=False, index=True),
 )
 
 prefixes = Table(
@@ -49,6 +49,6 @@ prefixes = Table(
     Column("digest", String, primary_key=True),
     Column("token_ids", LargeBinary, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
-    Column("credit", Double, nullable=False),
-    Column("written_at", Double, nullable=False),
+    Column("credit", Float, nullable=False),
+    Column("written_at", Float, nullable=False),
 )

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from litellm_exllamav3.store.errors import reason
 from litellm_exllamav3.store.migrations import migrate
 
 logger = logging.getLogger("litellm_exllamav3.store")
@@ -23,6 +24,7 @@ logger = logging.getLogger("litellm_exllamav3.store")
 FILE_NAME = "prefixes.db"
 _SIDE_FILES = ("-wal", "-shm", "-journal")
 _BUSY_SECONDS = 5.0
+_BUSY_MILLISECONDS_OF_SCRUBS = 250
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=NORMAL",
@@ -91,23 +93,39 @@ class SqliteFile:
             if identity is not None and self.identity() == identity:
                 self._move_aside(now, error)
 
-    def scrub(self, engine: Engine) -> bool:
-        """Leaves no byte of what was deleted in any file of the store. False if another process is in the way.
+    def rewrite(self, engine: Engine) -> bool:
+        """Leaves nothing of what was deleted in the file. False if another process is in the way, or the disk is full.
 
-        `secure_delete` overwrites deleted rows; what rebalancing left behind goes with VACUUM, and the rest with the
-        write-ahead log. Files that were moved aside may hold it too, and go.
+        `secure_delete` overwrites deleted rows; what rebalancing has left behind goes here. Files that were moved
+        aside may hold it too, and go.
         """
         for name in list(self.folder.glob(f"{FILE_NAME}.damaged-*")):
             name.unlink(missing_ok=True)
+        try:
+            self._run(engine, "VACUUM")
+        except sqlite3.OperationalError as error:
+            logger.debug("rewriting %s is put off: %s", self.path, error)
+            return False
+        return True
+
+    def truncate_log(self, engine: Engine) -> bool:
+        """Moves the write-ahead log into the file and empties it. False if another process is in the way."""
+        try:
+            busy = self._run(engine, "PRAGMA wal_checkpoint(TRUNCATE)")[0]
+        except sqlite3.OperationalError as error:
+            logger.debug("emptying the log of %s is put off: %s", self.path, error)
+            return False
+        return not busy
+
+    def _run(self, engine: Engine, statement: str) -> Any:
+        """Runs a statement that no transaction may hold, without waiting long for others."""
         with contextlib.closing(engine.raw_connection()) as connection:
             cursor = connection.cursor()
+            cursor.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS_OF_SCRUBS}")
             try:
-                cursor.execute("VACUUM")
-                busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            except sqlite3.OperationalError as error:
-                logger.debug("scrub of %s put off: %s", self.path, error)
-                return False
-        return not busy
+                return cursor.execute(statement).fetchone()
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout={int(_BUSY_SECONDS * 1000)}")
 
     def _open_sound(self, now: float) -> Engine:
         self._make_private()
@@ -139,7 +157,9 @@ class SqliteFile:
 
     def _move_aside(self, now: float, error: BaseException) -> None:
         aside = self._free_name(now)
-        logger.error("the store %s is damaged (%s): moved to %s, and a new one begun", self.path, error, aside.name)
+        logger.error(
+            "the store %s is damaged (%s): moved to %s, and a new one begun", self.path, reason(error), aside.name
+        )
         for suffix in ("", *_SIDE_FILES):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
