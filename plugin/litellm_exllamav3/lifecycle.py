@@ -54,7 +54,7 @@ class Lifecycle:
             return False
         for sig in SIGNALS:
             previous = signal.getsignal(sig)
-            if not isinstance(previous, _Link) or previous.lifecycle is not self:
+            if not self._is_ours(previous):
                 # A new link each time. Whoever saved an earlier one may put it back: it still leads where it led.
                 self._links[sig] = _Link(self, previous)
                 signal.signal(sig, self._links[sig])
@@ -66,9 +66,10 @@ class Lifecycle:
         if self._check is not None:
             self._check.cancel()
         for sig, link in self._links.items():
+            previous = link.previous
             # None stands for a handler that was not installed from Python; that cannot be put back.
-            if signal.getsignal(sig) is link and link.previous is not None:
-                signal.signal(sig, link.previous)
+            if signal.getsignal(sig) is link and previous is not None:
+                signal.signal(sig, previous)
         self._links.clear()
 
     def wrap_shutdown(self, module: ModuleType, name: str = "proxy_shutdown_event") -> bool:
@@ -93,6 +94,9 @@ class Lifecycle:
         """
         if self._last_stop is not None or not self._to_loop(self._begin_last_stop, sig):
             _end_by(sig)
+
+    def _is_ours(self, handler: object) -> bool:
+        return isinstance(handler, _Link) and handler.lifecycle is self
 
     def _begin_last_stop(self, sig: int) -> None:
         if self._last_stop is None:

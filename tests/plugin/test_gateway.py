@@ -184,6 +184,7 @@ async def test_stats_show_models_replay_and_capture(write_config, opened):
     await until(lambda: gateway.capture)
     for _ in range(2):
         await ask(gateway)
+    await until(lambda: served(gateway).replay.stats()["state"] == "done")
     stats = await gateway.stats()
     assert stats["models"]["m"]["state"] == "ready"
     assert stats["models"]["m"]["engine"]["counters"]["requests"] == 2
@@ -217,7 +218,8 @@ async def test_the_signal_writes_the_store_and_ends_the_replay_while_requests_go
     path = write_config("    capture: {flush_seconds: 60}\n")
     engines = FakeEngines(seconds_per_token=0.002)
     gateway = opened(path, engines)
-    await until(lambda: gateway.capture)
+    await until(lambda: gateway.capture and served(gateway).replay)
+    await served(gateway).replay.wait()  # Reading the heads writes what waits, too.
     for _ in range(2):
         await ask(gateway)
     running = asyncio.create_task(ask(gateway, words=f"say: {'x' * 200}"))
