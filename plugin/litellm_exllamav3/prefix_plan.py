@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from exllamav3_adapters.contract import Prompt
+from litellm_exllamav3.prefix_index import PrefixIndex, token_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,65 +31,56 @@ class PrefixPlan:
     tokens_over_budget: int
 
 
-def plan_prefixes(
-    configured: Sequence[Prefix], captured: Sequence[Prefix], *, max_captured_tokens: int | None
-) -> PrefixPlan:
+def plan_prefixes(configured: Sequence[Prefix], captured: Sequence[Prefix], *, max_captured_tokens: int) -> PrefixPlan:
     """Configured prefixes first, then captured ones in their order (most recent first) within the budget.
 
     A captured prefix costs the tokens that no chosen prefix before it has. One that does not fit is passed over and
     shorter ones behind it still get their turn. A prefix that another one begins with is left out; the longer one
-    takes its place in the order.
+    takes its place in the order. A captured prefix never stands in for a configured one, which is to be pinned.
     """
-    chosen = list(configured)
-    left = max_captured_tokens
-    num_over, tokens_over = 0, 0
+    pinned = _fold(configured, PrefixIndex())
+    brought = PrefixIndex(map(_key, pinned))
+    chosen: list[Prefix] = []
+    left, num_over, tokens_over = max_captured_tokens, 0, 0
     for prefix in captured:
-        cost = len(prefix.prompt.token_ids) - max((_num_shared(prefix, other) for other in chosen), default=0)
-        if left is not None and cost > left:
+        key = _key(prefix)
+        cost = len(prefix.prompt.token_ids) - brought.num_shared(key)
+        if cost > left:
             num_over += 1
             tokens_over += cost
             continue
-        if left is not None:
-            left -= cost
+        left -= cost
+        brought.add(key)
         chosen.append(prefix)
-    kept = _fold(chosen)
+    kept = [*pinned, *_fold(chosen, PrefixIndex(map(_key, pinned)))]
     return PrefixPlan(
         prefixes=tuple(kept),
-        num_folded=len(chosen) - len(kept),
+        num_folded=len(configured) + len(chosen) - len(kept),
         num_over_budget=num_over,
         tokens_over_budget=tokens_over,
     )
 
 
-def _fold(prefixes: Sequence[Prefix]) -> list[Prefix]:
+def _fold(prefixes: Iterable[Prefix], others: PrefixIndex) -> list[Prefix]:
+    """Without those that another of them, or one of the others, begins with."""
     kept: list[Prefix] = []
+    places: dict[bytes, int] = {}
+    index = PrefixIndex()
     for prefix in prefixes:
-        if any(_brings_along(other, prefix) for other in kept):
+        key = _key(prefix)
+        if index.extended(key) or others.extended(key):
             continue
-        covered = [at for at, other in enumerate(kept) if _brings_along(prefix, other)]
-        if not covered:
+        shorter = index.beginning(key)
+        if shorter is None:
+            places[key] = len(kept)
             kept.append(prefix)
-            continue
-        kept[covered[0]] = prefix
-        for at in reversed(covered[1:]):
-            del kept[at]
+        else:
+            index.remove(shorter)
+            places[key] = places.pop(shorter)
+            kept[places[key]] = prefix
+        index.add(key)
     return kept
 
 
-def _brings_along(longer: Prefix, shorter: Prefix) -> bool:
-    """Whether replaying `longer` does all that replaying `shorter` would: a pin is only brought along by a pin."""
-    tokens = shorter.prompt.token_ids
-    return longer.prompt.token_ids[: len(tokens)] == tokens and (longer.pin or not shorter.pin)
-
-
-def _num_shared(a: Prefix, b: Prefix) -> int:
-    """Leading tokens that both have."""
-    mine, other = a.prompt.token_ids, b.prompt.token_ids
-    low, high = 0, min(len(mine), len(other))
-    while low < high:  # Equality of slices is one memory comparison: far faster than a loop over the tokens.
-        middle = (low + high + 1) // 2
-        if mine[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _key(prefix: Prefix) -> bytes:
+    return token_key(prefix.prompt.token_ids)

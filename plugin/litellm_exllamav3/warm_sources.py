@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from exllamav3_adapters.contract import Chat, Engine, Prompt
+from exllamav3_adapters.errors import InvalidRequest
 from litellm_exllamav3.capture import CapturedHead
 from litellm_exllamav3.head import chat_head
 
@@ -58,6 +59,8 @@ class WarmSources:
 
 
 async def _as_it_is(token_ids: Sequence[int]) -> Prompt:
+    if any(not 0 <= token_id < 2**31 for token_id in token_ids):
+        raise InvalidRequest("token ids must lie in the model's vocabulary")
     return Prompt(token_ids=tuple(token_ids), num_head_tokens=len(token_ids))
 
 
