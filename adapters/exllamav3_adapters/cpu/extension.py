@@ -43,6 +43,8 @@ class CpuExtension:
 
     generator_stage_decode = staticmethod(page_kernels.generator_stage_decode)
     cache_rotate = staticmethod(page_kernels.cache_rotate)
+    cuda_host_register = staticmethod(page_kernels.cuda_host_register)
+    cuda_host_unregister = staticmethod(page_kernels.cuda_host_unregister)
 
     count_match_tensor = staticmethod(string_match.count_match_tensor)
     partial_strings_match = staticmethod(string_match.partial_strings_match)

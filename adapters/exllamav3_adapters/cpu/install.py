@@ -21,8 +21,13 @@ from exllamav3_adapters.errors import LoadFailed
 
 _EXTENSION_MODULE = "exllamav3.ext"
 _TIER_MODULE = "exllamav3.generator.cpu_cache"
-# They allocate pinned memory, or wait for a CUDA stream.
-_PROXIED_MODULES = ("exllamav3.generator.generator", "exllamav3.generator.job", _TIER_MODULE)
+# They allocate or lock pinned memory, or wait for a CUDA stream.
+_PROXIED_MODULES = (
+    "exllamav3.generator.generator",
+    "exllamav3.generator.job",
+    "exllamav3.util.pinned_arena",
+    _TIER_MODULE,
+)
 _CUDA_ASSERT = 'assert t.device.type == "cuda"'
 _CPU_ASSERT = 'assert t.device.type in ("cuda", "cpu")'
 
@@ -39,6 +44,8 @@ class _Cuda:
     """`torch.cuda` as the scheduler sees it."""
 
     Event = _Event
+
+    def init(self) -> None: ...
 
     def synchronize(self, device: object = None) -> None: ...
 

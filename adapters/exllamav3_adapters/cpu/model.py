@@ -190,8 +190,13 @@ def _load_network(folder: Path) -> Any:
         network_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if getattr(network_class, "_is_stateful", False):
             raise LoadFailed(_not_yet(folder, config.to_dict(), "its recurrent layers"))
-        network = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
+        network, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except LoadFailed:
         raise
@@ -200,6 +205,9 @@ def _load_network(folder: Path) -> Any:
     finally:
         if had_progress_bar:
             transformers_logging.enable_progress_bar()
+    if loading["missing_keys"]:  # transformers would go on with random weights
+        missing = sorted(loading["missing_keys"])
+        raise LoadFailed(f"model_dir: {folder} lacks {len(missing)} tensors of the model, among them {missing[0]}")
     return network.eval().requires_grad_(False)
 
 

@@ -1,0 +1,170 @@
+"""A tiny model of random weights for what is exact, and the demo model for what needs sense."""
+
+# ruff: noqa: E402 - exllamav3 can only be imported after `install`
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exllamav3_adapters.cpu.install import install
+
+install()
+
+import torch
+import transformers
+from exllamav3 import Generator, GreedySampler, Job, Tokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as TokenizerFile
+
+from exllamav3_adapters.cpu.model import CpuModel, load_model, make_cache
+from exllamav3_adapters.demo_model import demo_model_folder
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+@dataclass
+class Answer:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: CpuModel
+    tokenizer: Any
+
+    def generator(self, max_num_tokens: int = 4096, **options: Any) -> Any:
+        """A generator over a cache of its own, with chunks of one page."""
+        cache = make_cache(self.model, max_num_tokens)
+        defaults = {"max_chunk_size": 256, "model": self.model, "cache": cache, "tokenizer": self.tokenizer}
+        return Generator(**(defaults | options))
+
+    def ids(self, text: str) -> torch.Tensor:
+        return self.tokenizer.encode(text, encode_special_tokens=True)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a byte, and three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    tokenizer = TokenizerFile(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_tiny_model(folder: Path, model_type: str = "llama", **options: Any) -> Path:
+    """A model of `model_type` with random weights that are large enough for its attention to matter."""
+    torch.manual_seed(0)
+    defaults = {
+        "vocab_size": 259,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    config = transformers.AutoConfig.for_model(model_type, **(defaults | options))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def load(folder: Path) -> Loaded:
+    model = load_model(folder, lambda progress: None)
+    return Loaded(model, Tokenizer(model.config))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path) -> Loaded:
+    return load(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def demo() -> Loaded:
+    return load(demo_model_folder())
+
+
+@pytest.fixture(scope="session")
+def write_model() -> Callable[..., Path]:
+    return write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def load_folder() -> Callable[[Path], Loaded]:
+    return load
+
+
+@pytest.fixture
+def answer() -> Callable[..., list[Answer]]:
+    """Runs jobs of one generator to their ends, all at once, and gives their answers in order."""
+
+    def run(generator: Any, *jobs: Job) -> list[Answer]:
+        answers = {id(job): Answer() for job in jobs}
+        for job in jobs:
+            generator.enqueue(job)
+        while generator.num_remaining_jobs():
+            for result in generator.iterate():
+                if result["stage"] == "error":
+                    raise result["error"]
+                if result["stage"] != "streaming":
+                    continue
+                found = answers[result["identifier"]]
+                found.text += result.get("text", "")
+                if "token_ids" in result:
+                    found.token_ids += result["token_ids"].flatten().tolist()
+                if result["eos"]:
+                    found.last = result
+        return list(answers.values())
+
+    return run
+
+
+@pytest.fixture
+def job() -> Callable[..., Job]:
+    """A job that is told apart by its identity, greedy unless it says otherwise."""
+
+    def make(input_ids: torch.Tensor, max_new_tokens: int, **options: Any) -> Job:
+        defaults: dict[str, Any] = {"sampler": GreedySampler(), "max_rq_tokens": 512}
+        made = Job(input_ids=input_ids, max_new_tokens=max_new_tokens, **(defaults | options))
+        made.identifier = id(made)
+        return made
+
+    return make
+
+
+def random_ids(length: int, seed: int, vocabulary: int = 259) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocabulary, (1, length), generator=generator)
+
+
+@pytest.fixture(scope="session")
+def token_ids() -> Callable[..., torch.Tensor]:
+    """Random tokens of the tiny model: (1, length)."""
+    return random_ids
