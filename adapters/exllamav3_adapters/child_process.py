@@ -80,8 +80,12 @@ class ChildProcess:
         return _how_it_ended(status)
 
     def kill(self) -> None:
+        """Nothing happens to one that has ended."""
+        if self._process.returncode is not None:
+            return
         try:
-            self._process.kill()
+            # Not `Process.kill`: it polls first, and so takes the exit status away from asyncio's watcher.
+            os.kill(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
