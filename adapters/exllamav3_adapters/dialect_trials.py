@@ -61,6 +61,7 @@ class _Trials:
         return replace(
             found,
             several_systems=system_role and self._several_systems(),
+            later_systems=system_role and self._later_systems(),
             developer_role=self._developer_role(),
             part_roles=frozenset(
                 role for role in ("system", "user", "assistant", "tool") if self._takes_parts(role, found)
@@ -84,6 +85,15 @@ class _Trials:
     def _several_systems(self) -> bool:
         messages = [_message("system", _SYSTEM), _message("system", _SYSTEM_2), _message("user", _USER)]
         return self._shows(messages, _SYSTEM, _SYSTEM_2, _USER)
+
+    def _later_systems(self) -> bool:
+        """Some templates refuse or drop them, others move them to the front, where they change the head."""
+        before = [*self._lead, _message("user", _USER), _message("assistant", _ANSWER)]
+        without = self._text([*before, _message("user", _USER_2)])
+        text = self._text([*before, _message("system", _SYSTEM_2), _message("user", _USER_2)])
+        if without is None or text is None or _SYSTEM_2 not in text:
+            return False
+        return _ANSWER in os.path.commonprefix([text, without])  # noqa: RUF071 - of characters
 
     def _developer_role(self) -> bool:
         # A template that prints any role's name also prints this one, which its model has never seen.

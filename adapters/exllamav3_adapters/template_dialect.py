@@ -29,6 +29,8 @@ class Dialect:
     system_role: bool = False
     several_systems: bool = False
     """More than one leading system message."""
+    later_systems: bool = False
+    """System messages after the first user turn, in their place."""
     developer_role: bool = False
     part_roles: frozenset[str] = frozenset()
     """Roles whose content may be a list of parts."""
@@ -64,8 +66,11 @@ def adapt(messages: Sequence[PlainMessage], tools: Sequence[dict[str, Any]], dia
         adapted = _with_leading_system(adapted, tool_block(tools))
     if not dialect.system_role:
         adapted = _systems_in_user_turns(adapted)
-    elif not dialect.several_systems:
-        adapted = _one_leading_system(adapted)
+    else:
+        count = count_leading_systems(adapted)
+        lead, later = adapted[:count], adapted[count:]
+        lead = lead if dialect.several_systems else _one_system(lead)
+        adapted = lead + (later if dialect.later_systems else _systems_in_user_turns(later))
     return [_known_content(message, dialect) for message in adapted]
 
 
@@ -165,12 +170,10 @@ def _with_leading_system(messages: Sequence[PlainMessage], text: str) -> list[Pl
     return [*messages[: count - 1], _joined(messages[count - 1], text), *messages[count:]]
 
 
-def _one_leading_system(messages: Sequence[PlainMessage]) -> list[PlainMessage]:
-    count = count_leading_systems(messages)
-    if count < 2:
-        return list(messages)
-    text = "\n\n".join(text_of(message["content"]) for message in messages[:count])
-    return [{**messages[0], "content": text}, *messages[count:]]
+def _one_system(messages: list[PlainMessage]) -> list[PlainMessage]:
+    if len(messages) < 2:
+        return messages
+    return [{**messages[0], "content": "\n\n".join(text_of(message["content"]) for message in messages)}]
 
 
 def _systems_in_user_turns(messages: Sequence[PlainMessage]) -> list[PlainMessage]:

@@ -171,6 +171,17 @@ def test_several_system_messages_stay_apart_where_the_template_takes_them() -> N
     assert text(PLAIN, SYSTEM, SYSTEM, USER).startswith("<system>Be brief.\n<system>Be brief.\n<user>")
 
 
+def test_a_later_system_message_stays_in_its_place() -> None:
+    assert text(PLAIN, USER, SYSTEM, USER) == "<user>hi\n<system>Be brief.\n<user>hi\n<assistant>"
+
+
+@pytest.mark.parametrize("fate", ["{% continue %}", "{{ raise_exception('first') }}"])
+def test_a_later_system_message_opens_the_user_turn_where_the_template_would_lose_it(fate: str) -> None:
+    source = PLAIN.replace("<{{", "{% if m.role == 'system' and loop.index > 1 %}" + fate + "{% endif %}<{{", 1)
+    rendered = text(source, SYSTEM, USER, {**SYSTEM, "content": "Now French."}, USER)
+    assert rendered == "<system>Be brief.\n<user>hi\n<user>Now French.\n\nhi\n<assistant>"
+
+
 def test_a_refusal_is_the_templates_own_words() -> None:
     error = refusal(STRICT, USER, USER)
     assert error.message == "the model's chat template refuses this chat: roles must alternate"
