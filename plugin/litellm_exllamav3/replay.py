@@ -54,7 +54,8 @@ class Replay:
     `start` once, `stop` at any moment. `name` is the model's, for the log, where no word of a prefix appears.
     """
 
-    def __init__(self, name: str, engine: Engine, sources: WarmSources) -> None:
+    def __init__(self, name: str, engine: Engine, sources: WarmSources, *, log_seconds: float = LOG_SECONDS) -> None:
+        self._log_seconds = log_seconds
         self._name = name
         self._engine = engine
         self._sources = sources
@@ -227,7 +228,7 @@ class Replay:
 
     def _log_progress(self) -> None:
         now = self._loop.time()
-        if now - self._logged_at < LOG_SECONDS:
+        if now - self._logged_at < self._log_seconds:
             return
         self._logged_at = now
         stats = self._stats

@@ -195,7 +195,14 @@ class ServedModel:
             self._supervisor = self._loop.create_task(self._supervise(), name=f"supervise {self.key}")
 
     async def _supervise(self) -> None:
-        """Loads and serves, until the model stays down or, if it is lazy, until its engine is gone."""
+        try:
+            await self._load_and_serve()
+        except Exception as error:
+            logger.exception("model %s: a fault of the gateway's own", self.key)
+            self._fail(EngineUnavailable(f"the gateway itself failed ({type(error).__name__}); see its log"))
+
+    async def _load_and_serve(self) -> None:
+        """Until the model stays down or, if it is lazy, until its engine is gone."""
         while True:
             fault = await self._live()
             if isinstance(fault, LoadFailed):

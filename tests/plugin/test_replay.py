@@ -155,6 +155,16 @@ async def test_start_and_end_are_in_the_log_with_totals(caplog):
     assert "2 of 2 prefixes" in lines[-1]
 
 
+async def test_progress_is_in_the_log_while_it_runs(caplog):
+    caplog.set_level(logging.INFO)
+    engine = new_engine(seconds_per_page=0.005)
+    replay = Replay("m", engine, WarmSources(captured=captured(("d", "a" * 3000))), log_seconds=0.02)
+    replay.start()
+    await replay.wait()
+    progress = [line for line in caplog.messages if line.startswith("model m: replay: 0 of 1 prefixes")]
+    assert 1 <= len(progress) <= 5
+
+
 async def test_an_empty_replay_says_nothing(caplog):
     caplog.set_level(logging.INFO)
     stats = await replayed(new_engine(), WarmSources())

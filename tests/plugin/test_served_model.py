@@ -18,6 +18,7 @@ from exllamav3_adapters.errors import (
 )
 from exllamav3_adapters.fake import FakeEngine
 from litellm_exllamav3.backoff import Backoff
+from litellm_exllamav3.replay import Replay
 from litellm_exllamav3.served_model import ServedModel
 
 SETTINGS = EngineSettings(model_key="m", model=ModelOptions(model_dir="demo", max_batch_size=1, chunk_size=256))
@@ -225,6 +226,16 @@ async def test_three_deaths_in_ten_minutes_and_it_stays_down_and_says_why(serve)
     with pytest.raises(EngineUnavailable, match=r"died 3 times within 10 minutes .* crashed"):
         await ask(model, "hello")
     assert loads.began == 3
+
+
+async def test_a_fault_of_our_own_fails_the_model_and_is_in_the_log(serve, caplog):
+    def broken(engine: Engine) -> Replay:
+        raise ZeroDivisionError
+
+    model = serve(Loads(), new_replay=broken)
+    await until(lambda: model.state == "failed")
+    assert "ZeroDivisionError" in model.reason
+    assert "Traceback" in caplog.text
 
 
 async def test_a_full_queue_says_when_to_come_back(serve):
