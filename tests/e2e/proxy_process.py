@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 class Proxy:
-    """One proxy, started in its own process group so that nothing of it can be left behind."""
+    """One proxy, started in its own process group so that it can be cleaned up whole."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -117,19 +117,32 @@ class Proxy:
         self.wait_exit()
 
     def clean_up(self) -> None:
-        """Ends the whole process group, whatever is left of it."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(STOP_SECONDS)
+        """Ends whatever is left of it."""
+        if self._process is None:
+            return
+        for engine in self.engines():
+            with contextlib.suppress(psutil.Error):
+                engine.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(STOP_SECONDS)
 
-    def processes(self) -> list[psutil.Process]:
-        """Every process of the proxy's session but the proxy itself: the engines and their helpers."""
+    def engines(self) -> list[psutil.Process]:
+        """The processes of the proxy's engines, also when the proxy itself is gone."""
         found = []
         for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                command = process.cmdline()
+                if "exllamav3_adapters.host" in command and command[command.index("--parent") + 1] == str(self.pid):
+                    found.append(process)
+        return found
+
+    def left_behind(self) -> list[psutil.Process]:
+        """Every process that the proxy started, its engines and what else is in its session, that still runs."""
+        found = self.engines()
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                ours = os.getsid(process.pid) == self.pid and process.pid != self.pid
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

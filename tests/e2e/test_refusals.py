@@ -1,0 +1,120 @@
+"""Bad requests get one OpenAI-shaped error that says what to change: no retry, no traceback."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from proxy_process import Proxy
+
+USER = {"role": "user", "content": "hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def post(proxy: Proxy, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": [USER], **body}
+    return httpx.post(f"{proxy.base_url}{path}", json=body, headers=proxy.headers, timeout=30)
+
+
+def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
+    """The error's body, the same streamed or not, after checking that the model never ran."""
+    before = proxy.counter("tiny", "requests")
+    began = time.monotonic()
+    whole, streamed = post(proxy, **body), post(proxy, **{**body, "stream": True})
+    assert time.monotonic() - began < 2  # LiteLLM waits at least half a second before it tries again
+    errors = []
+    for answer in (whole, streamed):
+        assert answer.status_code == status, answer.text
+        assert "Traceback" not in answer.text
+        assert "Retried" not in answer.text
+        errors.append(answer.json()["error"])
+    assert errors[0] == errors[1]
+    assert proxy.counter("tiny", "requests") == before
+    error: dict[str, Any] = errors[0]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["code"] == str(status)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only, not images"),
+        ({"temperature": -1}, "temperature", "at least 0"),
+        ({"temperature": "hot"}, "temperature", "not a string"),
+        ({"top_p": 2}, "top_p", "at most 1"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"stop": [""]}, "stop", "empty string"),
+        ({"top_k": 1.5}, "top_k", "an integer"),
+        ({"n": 2}, "n", "not supported yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"temprature": 1}, "temprature", "Did you mean temperature?"),
+    ],
+)
+def test_a_bad_request_says_what_to_change(proxy: Proxy, body: dict[str, Any], param: str, says: str) -> None:
+    error = refused(proxy, **body)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+def test_a_prompt_longer_than_the_context(proxy: Proxy) -> None:
+    error = refused(proxy, messages=[{"role": "user", "content": "x" * 9000}])
+    assert "ContextWindowExceededError" in error["message"]
+    assert "8192" in error["message"]
+    assert error["provider_specific_fields"]["code"] == "context_length_exceeded"
+
+
+def test_an_alias_that_nobody_configured_is_litellms_own_400(proxy: Proxy) -> None:
+    assert post(proxy, model="nonsense").status_code == 400
+
+
+def test_no_key_is_401(proxy: Proxy) -> None:
+    answer = httpx.post(f"{proxy.base_url}/v1/chat/completions", json={"model": "tiny", "messages": [USER]})
+    assert answer.status_code == 401
+
+
+def test_engine_settings_in_a_request_have_no_effect(client: openai.OpenAI, proxy: Proxy) -> None:
+    body = {"model_dir": "/etc", "cache_size": 1, "max_seq_len": 16, "engine": "cpu"}
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "say: ok"}]}
+    assert client.chat.completions.create(**request, extra_body=body).choices[0].message.content == "ok"  # type: ignore[call-overload]
+    assert proxy.stats("tiny")["state"] == "ready"
+
+
+@pytest.mark.parametrize("prompt", ["hello", ["a", "b"], [1, 2, 3], [[1, 2], [3]]])
+def test_text_completions_are_refused_once(proxy: Proxy, prompt: object) -> None:
+    answer = post(proxy, "/v1/completions", prompt=prompt)
+    assert answer.status_code == 400, answer.text
+    assert "/v1/chat/completions" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "prompt"
+
+
+def test_a_fault_in_one_job_is_a_500_once_and_the_model_goes_on(proxy: Proxy, client: openai.OpenAI) -> None:
+    before = proxy.counter("tiny", "requests")
+    for stream in (False, True):
+        answer = post(proxy, messages=[{"role": "user", "content": "fault: job"}], stream=stream)
+        assert answer.status_code == 500, answer.text
+        assert "Traceback" not in answer.text
+    assert proxy.counter("tiny", "requests") == before + 2
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "say: on"}]}
+    assert client.chat.completions.create(**request).choices[0].message.content == "on"  # type: ignore[call-overload]
+
+
+def test_an_anthropic_client_gets_its_own_shape_of_error(anthropic_client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        anthropic_client.messages.create(model="tiny", max_tokens=9, messages=[{"role": "user", "content": "x" * 9000}])
+    assert "8192" in str(caught.value)
+
+
+def test_the_log_holds_neither_prompts_nor_keys(proxy: Proxy) -> None:
+    post(proxy, messages=[{"role": "user", "content": "fault: job open-sesame-7141"}])
+    post(proxy, messages=[{"role": "user", "content": "open-sesame-7141"}], temperature="open-sesame-7141")
+    post(proxy, messages=[{"role": "user", "content": ["open-sesame-7141", {"type": "hologram"}]}])
+    assert "open-sesame-7141" not in proxy.log
+    assert proxy.master_key not in proxy.log
