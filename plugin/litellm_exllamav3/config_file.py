@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from litellm_exllamav3.faults import Fault, SettingsError
 from litellm_exllamav3.faults import Path as KeyPath
 from litellm_exllamav3.findings import explained
 from litellm_exllamav3.gateway_checks import gateway_faults, gateway_warnings
-from litellm_exllamav3.section import BASE_DIR
+from litellm_exllamav3.section import BASE_DIR, absolute
 from litellm_exllamav3.settings import DEMO_MODEL, Settings
 from litellm_exllamav3.yaml_file import YamlFile, read_with_includes
 
@@ -99,12 +99,25 @@ def _missing_files(raw: Mapping[str, Any], base_dir: Path) -> Iterator[Fault]:
             continue
         path = (SECTION, "models", key, "model")
         folder, name, template = section.get("model_dir"), section.get("model_name"), section.get("chat_template")
-        if isinstance(folder, str) and folder not in ("", DEMO_MODEL) and model.get("engine") != "fake":
-            weights = base_dir / Path(folder).expanduser() / (name if isinstance(name, str) else "")
-            if not weights.is_dir():
-                yield Fault((*path, "model_dir"), f"there is no folder {weights}")
-        if isinstance(template, str) and template and not (base_dir / Path(template).expanduser()).is_file():
-            yield Fault((*path, "chat_template"), f"there is no file {base_dir / template}")
+        if isinstance(folder, str) and folder != DEMO_MODEL and model.get("engine") != "fake":
+            weights = f"{folder}/{name}" if folder and isinstance(name, str) else folder
+            yield from _missing((*path, "model_dir"), "folder", weights, base_dir)
+        if isinstance(template, str):
+            yield from _missing((*path, "chat_template"), "file", template, base_dir)
+
+
+def _missing(path: KeyPath, kind: Literal["file", "folder"], name: str, base_dir: Path) -> Iterator[Fault]:
+    """What can be no path at all is left to validation."""
+    try:
+        place = absolute(name, base_dir)
+    except ValueError:
+        return
+    try:
+        found = place.is_dir() if kind == "folder" else place.is_file()
+    except OSError:
+        found = False
+    if not found:
+        yield Fault(path, f"there is no {kind} {place}")
 
 
 def _settings_warnings(settings: Settings) -> Iterator[Fault]:

@@ -23,13 +23,20 @@ _LITELLMS_OWN = frozenset({"model", "timeout", "stream_timeout", "max_retries"})
 
 
 def gateway_faults(config: Mapping[str, Any], keys: frozenset[str]) -> Iterator[Fault]:
-    """What keeps LiteLLM from serving our models. `keys` are those of `exllamav3_settings.models`."""
+    """What keeps LiteLLM from serving our models. `keys` are those of `exllamav3_settings.models`.
+
+    A file that leads to none of them needs no handler: a library may register it in code.
+    """
     litellm_settings = _mapping(config, "litellm_settings")
-    handlers = {entry.get("provider"): entry.get("custom_handler") for entry in _mappings(litellm_settings, _MAP)}
-    path: Path = ("litellm_settings", _MAP)
-    if PROVIDER not in handlers:
+    handlers = [
+        entry.get("custom_handler")
+        for entry in _mappings(litellm_settings, "custom_provider_map")
+        if entry.get("provider") == PROVIDER
+    ]
+    path: Path = ("litellm_settings", "custom_provider_map")
+    if not handlers and any(_routes(config)):
         yield Fault(path, f"has no entry for {PROVIDER}; add {{provider: {PROVIDER}, custom_handler: {HANDLER}}}")
-    elif handlers[PROVIDER] != HANDLER:
+    elif any(handler != HANDLER for handler in handlers):
         yield Fault(path, f"the custom_handler of {PROVIDER} should be {HANDLER}")
     for index, _, key in _routes(config):
         if not any(fnmatchcase(known, key) for known in keys):
@@ -64,9 +71,6 @@ def gateway_warnings(config: Mapping[str, Any], keys: frozenset[str]) -> Iterato
                 ("model_list", index, "litellm_params", name),
                 "is ignored here, since a client could override it; move it to exllamav3_settings",
             )
-
-
-_MAP = "custom_provider_map"
 
 
 def _routes(config: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any], str]]:

@@ -39,12 +39,20 @@ def _whole_pages(tokens: int) -> int:
     return tokens
 
 
-def absolute_path(path: str, info: ValidationInfo) -> str:
-    """The path, made absolute from the folder that the validation context names. Raises ValueError if empty."""
+def absolute(path: str, base_dir: Path) -> Path:
+    """The path from the folder on, `~` being the home folder. Raises ValueError if it can be no path."""
     if not path.strip():
         raise ValueError("should be a path, not an empty text")
-    base = (info.context or {}).get(BASE_DIR, Path.cwd())
-    return str((Path(base) / Path(path).expanduser()).resolve())
+    try:
+        return (base_dir / Path(path).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"cannot be a path: {reason}") from None
+
+
+def absolute_path(path: str, info: ValidationInfo) -> str:
+    """`absolute`, from the folder that the validation context names."""
+    return str(absolute(path, Path((info.context or {}).get(BASE_DIR, Path.cwd()))))
 
 
 Whole = Annotated[int, BeforeValidator(_no_boolean)]

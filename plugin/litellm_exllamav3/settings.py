@@ -62,7 +62,11 @@ class ModelSettings(Section):
     load: Literal["startup", "lazy"] = Field(
         default="startup", description="Load when the proxy starts, or at the first request (`lazy`)."
     )
-    replay: bool = Field(default=True, description="After each load, prefill the kept heads while no request runs.")
+    replay: bool = Field(
+        default=True,
+        description="After each load, prefill the captured heads while no request runs. Configured prefixes are "
+        "prefilled in any case.",
+    )
     max_queue: Count = Field(
         default=64, description="Requests that may wait; the next one gets 429 with `retry-after`."
     )

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from litellm_exllamav3.config_file import load_settings, read_config
 from litellm_exllamav3.faults import SettingsError
@@ -163,6 +167,13 @@ def test_a_missing_folder_or_template_is_named(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "chat.jinja").touch()
     assert load_settings(path, {}).models["m"].model.model_dir == str(tmp_path / "weights")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "~nobody-of-this-name/x", "x" * 5000])
+@pytest.mark.parametrize("option", ["model_dir", "chat_template"])
+def test_what_can_be_no_path_is_a_fault(tmp_path: Path, option: str, path: str) -> None:
+    model = served(model={"model_dir": "demo", option: path})
+    assert set(faults(write(tmp_path, sound(m=model)))) == {f"models.m.model.{option}"}
 
 
 # The environment.
@@ -346,6 +357,10 @@ def test_a_handler_that_is_missing_or_not_ours_is_a_fault(tmp_path: Path, provid
     assert "litellm_exllamav3.provider.handler" in message
 
 
+def test_a_file_for_a_library_needs_none_of_litellms_sections(tmp_path: Path) -> None:
+    load_settings(write(tmp_path, {"exllamav3_settings": {"models": {"m": served()}}}), {})
+
+
 def test_what_litellms_sections_lack_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = sound()
     content["model_list"] = []
@@ -366,3 +381,38 @@ def test_engine_options_that_a_client_could_override_are_warned_about(tmp_path: 
     content = sound()
     content["model_list"][0]["litellm_params"] |= {"cache_size": 1024, "timeout": 60}
     assert set(warned(write(tmp_path, content))) == {"model_list.0.litellm_params.cache_size"}
+
+
+# Whatever is in the file.
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["os.environ/A", "os.environ/", "os.environ/B", "demo", "cpu", "exllamav3/"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything inside a value."""
+    children = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    deeper = [place for key, child in children for place in places(child, (*path, key))]
+    return [(*path, key) for key, _ in children] + deeper
+
+
+@hypothesis_settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_anything_in_any_place_is_either_valid_or_a_settings_error(tmp_path: Path, data: st.DataObject) -> None:
+    content = sound(m=served(memory={"warm_prompts": [{"messages": [{"role": "system", "content": "x"}]}]}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        *above, last = data.draw(st.sampled_from(places(content)))
+        parent: Any = content
+        for step in above:
+            parent = parent[step]
+        parent[last if data.draw(st.booleans()) or isinstance(parent, list) else "other"] = data.draw(VALUES)
+    with contextlib.suppress(SettingsError):
+        load_settings(write(tmp_path, content), {"A": "1"})
