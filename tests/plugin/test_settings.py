@@ -140,6 +140,21 @@ def test_a_key_that_litellm_sends_elsewhere_is_refused() -> None:
     assert "Qwen3-8B_4.0bpw" in Settings.model_validate({"models": {"Qwen3-8B_4.0bpw": good}}).models
 
 
+def test_the_names_that_litellm_lists_for_other_providers_all_have_a_slash() -> None:
+    """Or the rule for keys would have to name them."""
+    import litellm
+
+    listed = {
+        *litellm.replicate_models,
+        *litellm.clarifai_models,
+        *litellm.petals_models,
+        *litellm.snowflake_models,
+        *litellm.ovhcloud_models,
+    }
+    assert listed
+    assert [name for name in listed if "/" not in name] == []
+
+
 def test_no_models_is_a_fault() -> None:
     with pytest.raises(ValidationError, match="at least 1 item"):
         Settings.model_validate({"models": {}})
