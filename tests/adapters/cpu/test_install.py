@@ -32,9 +32,8 @@ def test_installing_twice_changes_nothing_more() -> None:
 
 
 def test_torch_itself_stays_as_it_was() -> None:
-    from exllamav3.generator import generator
-
     import torch
+    from exllamav3.generator import generator
 
     assert generator.torch is not torch
     assert type(torch) is types.ModuleType
