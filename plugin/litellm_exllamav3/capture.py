@@ -27,6 +27,7 @@ _HOUR = 3600.0
 _DAY = 86_400.0
 _MEBIBYTE = 1 << 20
 _MAX_OWNERS = 4096
+_MAX_REFUSED = 4096
 
 
 class CaptureSettings(Protocol):
@@ -124,9 +125,15 @@ class _Model:
             )
         )
         self.captured: set[str] = set()
-        self.too_short: set[str] = set()
+        self.refused: set[str] = set()
+        """Hot, but of a kind that is not kept: not worth a second look."""
         self.sightings = 0
         self.kept = 0
+
+    def refuse(self, digest: str) -> None:
+        if len(self.refused) >= _MAX_REFUSED:
+            self.refused.clear()
+        self.refused.add(digest)
 
 
 class Capture:
@@ -194,27 +201,22 @@ class Capture:
         if not sighting.due:
             return False
         model = self._models[sighting.model_key]
-        return sighting.digest not in model.captured and sighting.digest not in model.too_short
+        return sighting.digest not in model.captured and sighting.digest not in model.refused
 
     def keep(self, sighting: Sighting, head: Head, num_tokens: int) -> bool:
         """Captures the head, nonces already dropped. Queued: it is on disk within `flush_seconds`.
 
         False, and nothing kept, if it has fewer than `min_tokens`, is kept already, was forgotten since it was seen,
-        or cannot be written as JSON.
+        takes more than all heads may, or cannot be written as JSON.
         """
         if not self.wants(sighting):
             return False
         model, digest, now = self._models[sighting.model_key], sighting.digest, self._clock()
         if digest not in model.credit:
             return False
-        if num_tokens < model.settings.min_tokens:
-            if len(model.too_short) >= _MAX_OWNERS:
-                model.too_short.clear()
-            model.too_short.add(digest)
-            return False
-        try:
-            content = encode_head(head)
-        except (TypeError, ValueError, RecursionError):
+        content = _encoded(head) if num_tokens >= model.settings.min_tokens else None
+        if content is None or len(content) > model.settings.max_mebibytes * _MEBIBYTE:
+            model.refuse(digest)
             return False
         model.captured.add(digest)
         model.kept += 1
@@ -245,10 +247,17 @@ class Capture:
         being used is learnt anew.
         """
         model = self._models.get(model_key)
-        if model is not None:
+        if model is None:
+            forgotten = await asyncio.wrap_future(self._store.forget(model_key, digest))
+        else:
             model.credit.forget(digest)
             model.captured.discard(digest)
-        forgotten = await asyncio.wrap_future(self._store.forget(model_key, digest))
+            # Not kept anew before the store has done its part, or it would go with the rest unnoticed.
+            model.refused.add(digest)
+            try:
+                forgotten = await asyncio.wrap_future(self._store.forget(model_key, digest))
+            finally:
+                model.refused.discard(digest)
         return None if forgotten is None else _captured_head(forgotten)
 
     async def flush(self) -> bool:
@@ -310,6 +319,13 @@ def _budget(settings: CaptureSettings) -> Budget:
         max_bytes=int(settings.max_mebibytes * _MEBIBYTE),
         max_age_seconds=settings.max_age_days * _DAY,
     )
+
+
+def _encoded(head: Head) -> bytes | None:
+    try:
+        return encode_head(head)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _captured_heads(heads: Sequence[StoredHead]) -> list[CapturedHead]:

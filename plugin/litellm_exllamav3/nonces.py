@@ -26,18 +26,18 @@ class NonceRules:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """Raises ValueError, which names the pattern, where one is not a regular expression."""
+        matches = []
         for pattern in patterns:
             try:
-                re.compile(pattern)
+                matches.append(re.compile(pattern).fullmatch)
             except re.error as error:
                 raise ValueError(f"nonces: {pattern!r} is not a regular expression: {error}") from error
-        self._line = re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
+        self._matches = tuple(matches)
 
     def strip_text(self, text: str) -> str:
         """The text without its nonce lines; the same object where it has none."""
-        if self._line is None:
+        if not self._matches:
             return text
-        fullmatch = self._line.fullmatch
         kept: list[str] = []
         start = copied = 0
         for _ in range(MAX_LINES):
@@ -47,7 +47,7 @@ class NonceRules:
                     break
                 end = len(text)
             line = text[start:end].rstrip()
-            if line and fullmatch(line):
+            if line and any(match(line) for match in self._matches):
                 if start > copied:
                     kept.append(text[copied:start])
                 copied = end + 1

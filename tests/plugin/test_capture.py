@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import random
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -308,6 +311,14 @@ async def test_the_bytes_of_all_heads_are_bounded(world: World) -> None:
     assert len(await capture.entries(MODEL)) == 3
 
 
+async def test_a_head_that_no_budget_could_hold_is_refused(world: World) -> None:
+    capture = await world.open(max_mebibytes=0.01)
+    start(capture, "a" * 20_000)
+    sighting = capture.observe(MODEL, seen("a" * 20_000), "key-1")
+    assert not capture.keep(sighting, kept("a" * 20_000), 100)
+    assert not capture.wants(sighting)
+
+
 async def test_an_unused_head_goes_with_age_and_a_used_one_stays(world: World) -> None:
     capture = await world.open(max_age_days=30)
     learn(capture, long("unused"))
@@ -496,3 +507,44 @@ async def test_no_prompt_reaches_the_log(world: World, caplog: pytest.LogCapture
         await capture.close()
     assert digest in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_memory_and_disk_agree_after_all_has_happened_at_once(world: World, seed: int) -> None:
+    capture = await world.open(flush_seconds=0.001, max_entries=6)
+    rng = random.Random(seed)
+    found: dict[str, str] = {}
+
+    async def learner() -> None:
+        for _ in range(100):
+            text = long(f"head {rng.randrange(12)}")
+            found[start(capture, text, owner=f"key-{rng.randrange(3)}").digest] = text
+            await asyncio.sleep(0)
+
+    async def forgetter() -> None:
+        for _ in range(20):
+            await capture.forget(MODEL, rng.choice([*found, "unknown"]))
+            await asyncio.sleep(0)
+
+    async def reader() -> None:
+        for _ in range(20):
+            assert len(await capture.entries(MODEL)) <= 6 + 12
+            await capture.flush()
+
+    await asyncio.gather(learner(), learner(), forgetter(), reader())
+    await capture.flush()
+    await asyncio.sleep(0)
+    on_disk = {entry.digest for entry in await capture.entries(MODEL)}
+    in_memory = {digest for digest, text in found.items() if capture.observe(MODEL, seen(text), "key-1").known}
+    assert in_memory == on_disk
+    assert len(on_disk) <= 6
+
+
+def test_a_process_that_forgets_to_close_ends_at_once(tmp_path: Path) -> None:
+    script = f"""
+import asyncio
+from pathlib import Path
+from litellm_exllamav3.capture import Capture
+asyncio.run(Capture.open(Path({str(tmp_path)!r}), {{}}))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

@@ -49,6 +49,11 @@ def test_rules_are_configuration() -> None:
     assert rules.strip_text("session-id: none\nrest") == "session-id: none\nrest"
 
 
+def test_rules_do_not_touch_each_other() -> None:
+    rules = NonceRules([r"(a)b\1", r"(?i)NONCE (x)\1"])
+    assert rules.strip_text("aba\nnonce XX\nabX\nrest") == "abX\nrest"
+
+
 def test_without_rules_nothing_is_dropped() -> None:
     assert NonceRules([]).strip_text(NONCE) is NONCE
 
