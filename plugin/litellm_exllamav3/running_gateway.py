@@ -18,6 +18,7 @@ from litellm_exllamav3.faults import SettingsError
 from litellm_exllamav3.gateway import Gateway
 from litellm_exllamav3.lifecycle import Lifecycle
 from litellm_exllamav3.nonces import NonceRules
+from litellm_exllamav3.proxy_log import show_log
 from litellm_exllamav3.served_model import ServedModel
 from litellm_exllamav3.workers import TooManyWorkers
 
@@ -81,6 +82,7 @@ def start_in_proxy(proxy_server: ModuleType | None) -> None:
         return
     if proxy_server is None or not path or _Process.gateway is not None:
         return
+    show_log(os.environ)
     try:
         gateway = Gateway.open(path, os.environ)
     except (SettingsError, TooManyWorkers) as error:
