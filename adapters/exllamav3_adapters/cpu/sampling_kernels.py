@@ -145,6 +145,7 @@ def _keep_top_p(scores: torch.Tensor, top_p: float, inv_temp_filter: float) -> t
     tied = probs == threshold
     mass_above = (probs * (probs > threshold)).sum(-1, keepdim=True)
     ties = tied.sum(-1, keepdim=True)
-    needed = torch.ceil((top_p - mass_above) / threshold).clamp_min_(1).minimum(ties)
+    # Near top-p 1 the sum may cross among tokens whose probability is 0 in float32.
+    needed = torch.ceil((top_p - mass_above) / threshold.clamp_min(1e-30)).clamp_min_(1).minimum(ties)
     bias = torch.where(tied, torch.log(needed / ties), 0.0)
     return scores.masked_fill(probs < threshold, -math.inf), bias

@@ -100,6 +100,13 @@ def test_top_p_looks_past_the_likeliest_thousand() -> None:
     assert drawn.unique().numel() > 350
 
 
+@pytest.mark.parametrize("top_p", [0.999, 0.9999999])
+def test_a_top_p_of_nearly_one_still_draws_by_probability(top_p: float) -> None:
+    logits = torch.linspace(0, -400, VOCABULARY)
+    found = frequencies(True, {"top_p": top_p}, logits, 6)
+    assert found[0].item() == pytest.approx(1, abs=0.001)
+
+
 def bitmask(allowed: list[int], words: int) -> torch.Tensor:
     bits = np.zeros(words * 32, dtype=np.uint8)
     bits[allowed] = 1
