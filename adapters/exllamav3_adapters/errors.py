@@ -34,7 +34,7 @@ class InvalidRequest(EngineError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt, or prompt and answer, cannot fit. Both numbers are in tokens."""
+    """The prompt, or prompt and answer, cannot fit. `max_tokens` is the most that the context holds of both."""
 
     def __init__(self, message: str, param: str | None = None, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
         super().__init__(message, param)
