@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Self, TypeVar
 
@@ -26,6 +27,8 @@ from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable, InvalidRequest, LoadFailed
 from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.registry import engine_names
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -167,7 +170,7 @@ class HostedEngine:
         ending = asyncio.create_task(self._child.wait())
         await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
         # One follows the other at once, unless the child left a process of its own behind or hangs in its exit.
-        await asyncio.wait([receiving, ending], timeout=_END_SECONDS, return_when=asyncio.ALL_COMPLETED)
+        await asyncio.wait([receiving, ending], timeout=_END_SECONDS)
         receiving.cancel()
         self._child.kill()
         reason = await ending
@@ -181,8 +184,10 @@ class HostedEngine:
         try:
             while True:
                 self._take(await self._child.connection.receive())
-        except ConnectionBroken:
-            return
+        except ConnectionBroken as broken:
+            logger.debug("engine process %d: %s", self.pid, broken)
+        except Exception:
+            logger.exception("engine process %d sent what cannot be handled; it is replaced", self.pid)
 
     def _take(self, message: wire.ToParent) -> None:
         match message:

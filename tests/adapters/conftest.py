@@ -36,11 +36,14 @@ class EngineUnderTest:
 
 
 def _cpu(hosted: bool) -> object:
-    missing = importlib.util.find_spec("exllamav3_adapters.cpu.loading") is None
+    missing = importlib.util.find_spec("exllamav3") is None
     return pytest.param(
         EngineUnderTest("cpu", hosted),
         id="cpu-hosted" if hosted else "cpu",
-        marks=[pytest.mark.model, pytest.mark.skipif(missing, reason="the cpu engine is not here yet")],
+        marks=[
+            pytest.mark.model,
+            pytest.mark.skipif(missing, reason="exllamav3 is not installed: pip install -e .[cpu]"),
+        ],
     )
 
 

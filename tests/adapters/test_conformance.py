@@ -377,9 +377,9 @@ async def test_pinned_pages_survive_pressure_and_unpinned_ones_do_not(engine: En
 
 
 async def fill_cache(engine: Engine, topic: str) -> None:
-    """Prompts whose pages together are more than the cache's."""
+    """Prompts and answers whose pages together are more than the cache's."""
     for part in range(2):
-        await run(engine.generate(await prompt_of(engine, 5 * PAGE, f"{topic}{part}"), greedy(2)))
+        await run(engine.generate(await prompt_of(engine, 4 * PAGE, f"{topic}{part}"), greedy(2)))
 
 
 async def test_no_more_than_the_allowed_part_of_the_cache_is_pinned(engine: Engine) -> None:

@@ -211,3 +211,9 @@ async def test_the_environment_sets_the_pace_of_a_load(monkeypatch: pytest.Monke
     assert loop.time() - started >= 0.1
     assert [report.done for report in reports] == [0, 1, 2, 3, 4]
     await engine.close()
+
+
+@pytest.mark.parametrize("message", [5, {"role": "king", "content": "x"}, {"role": "user", "content": 5}])
+async def test_a_message_of_the_wrong_shape_is_refused(engine: FakeEngine, message: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        await engine.render(Chat(messages=[message]))

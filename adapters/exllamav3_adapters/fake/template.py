@@ -75,7 +75,7 @@ def _text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
 
 
 def _role(message: Message) -> str:
-    role = message.get("role")
+    role = message.get("role") if isinstance(message, Mapping) else None
     if role not in _ROLES:
         raise InvalidRequest(f"a message's role must be one of {', '.join(_ROLES)}", "messages")
     return str(role)
@@ -83,6 +83,8 @@ def _role(message: Message) -> str:
 
 def _content(message: Message) -> str:
     content = message.get("content")
+    if content is not None and not isinstance(content, str | Sequence):
+        raise InvalidRequest("a message's content must be text or a list of parts", "messages")
     text = content if isinstance(content, str) else "".join(_part(part) for part in content or ())
     calls = message.get("tool_calls") or ()
     return text + "".join(f"\n<tool_call>{_sorted_json(call)}</tool_call>" for call in calls)
