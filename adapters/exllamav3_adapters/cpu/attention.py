@@ -66,6 +66,11 @@ class _Sequence:
     end: int
     runs: tuple[tuple[int, int], ...]
     """Token slots [begin, end) of the cache, in order of position; neighbouring pages are one run."""
+    new_slots: list[tuple[int, int]] = field(init=False)
+    """The slots of the new tokens."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "new_slots", self.slots(self.start, self.end))
 
     def slots(self, first: int, last: int) -> list[tuple[int, int]]:
         """The slots of positions [first, last)."""
@@ -96,11 +101,21 @@ class PagedBatch:
             for pages, start in zip(block_table[:num_rows].tolist(), lengths[:num_rows].tolist(), strict=True)
         ]
         self._masks: dict[tuple[int, int, int, int | None], torch.Tensor] = {}
+        self._seen: dict[tuple[int, int | None], tuple[int, list[tuple[int, int]]]] = {}
 
     @property
     def positions(self) -> torch.Tensor:
         """(B, T) positions of the new tokens, int64."""
         return torch.tensor([range(sequence.start, sequence.end) for sequence in self.sequences])
+
+    def seen(self, row: int, window: int | None) -> tuple[int, list[tuple[int, int]]]:
+        """First position that any new token of a row sees through `window`, and the slots from there on."""
+        known = self._seen.get((row, window))
+        if known is None:
+            sequence = self.sequences[row]
+            first = 0 if window is None else max(0, sequence.start - window + 1)
+            known = self._seen[row, window] = first, sequence.slots(first, sequence.end)
+        return known
 
     def mask(self, first: int, start: int, end: int, window: int | None) -> torch.Tensor:
         """(end - start, end - first): 0 where the token of a row may see the column's, else -inf. Built once."""
@@ -171,8 +186,7 @@ def paged_attention(
     rows = []
     for index, sequence in enumerate(paged_batch.sequences):
         _write(sequence, keys, values, key[index], value[index])
-        first = 0 if sliding_window is None else max(0, sequence.start - sliding_window + 1)
-        slots = sequence.slots(first, sequence.end)
+        first, slots = paged_batch.seen(index, sliding_window)
         if softcap is not None or s_aux is not None:
             mask = paged_batch.mask(first, sequence.start, sequence.end, sliding_window)
             row = _attend_by_steps(query[index], keys, values, slots, scale, mask, softcap, s_aux)
@@ -189,7 +203,7 @@ def _write(
 ) -> None:
     """Copies the new keys and values (KV heads, T, size) to the slots of their positions."""
     done = 0
-    for begin, end in sequence.slots(sequence.start, sequence.end):
+    for begin, end in sequence.new_slots:
         keys[begin:end] = key[:, done : done + end - begin].transpose(0, 1)
         values[begin:end] = value[:, done : done + end - begin].transpose(0, 1)
         done += end - begin

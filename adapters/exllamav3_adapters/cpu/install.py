@@ -11,6 +11,7 @@ import importlib
 import inspect
 import sys
 import textwrap
+import threading
 import types
 from typing import Any
 
@@ -70,12 +71,21 @@ class TorchWithoutCuda:
         return getattr(torch, name)
 
 
+_installing = threading.Lock()
+
+
 def install() -> None:
-    """Prepares this process for exllamav3 on the CPU; does nothing the second time.
+    """Prepares this process for exllamav3 on the CPU; does nothing the second time. Any thread.
 
     Call it before anything imports exllamav3. Raises `LoadFailed` where exllamav3 is there already with its real
     extension, where it is not installed, or where it is not the release that these changes were made for.
     """
+    with _installing:
+        _place_extension()
+        _patch_scheduler()
+
+
+def _place_extension() -> None:
     present = sys.modules.get(_EXTENSION_MODULE)
     if present is None:
         if "exllamav3" in sys.modules:
@@ -85,6 +95,9 @@ def install() -> None:
         sys.modules[_EXTENSION_MODULE] = module
     elif not isinstance(getattr(present, "exllamav3_ext", None), CpuExtension):
         raise LoadFailed(_already_imported(f"{_EXTENSION_MODULE} is {getattr(present, '__file__', present)}"))
+
+
+def _patch_scheduler() -> None:
     try:
         modules = [importlib.import_module(name) for name in _PROXIED_MODULES]
     except ImportError as error:

@@ -186,7 +186,7 @@ def _load_network(folder: Path) -> Any:
     had_progress_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         network_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if getattr(network_class, "_is_stateful", False):
             raise LoadFailed(_not_yet(folder, config.to_dict(), "its recurrent layers"))
@@ -196,6 +196,7 @@ def _load_network(folder: Path) -> Any:
             dtype=torch.float32,
             attn_implementation=ATTENTION,
             local_files_only=True,
+            trust_remote_code=False,  # unset, transformers would ask on the terminal
             output_loading_info=True,
         )
     except LoadFailed:

@@ -144,6 +144,16 @@ def test_jobs_that_name_no_limit_run_at_once(tiny: Any, job: Any, token_ids: Any
     generator.clear_queue()
 
 
+def test_a_long_answer_is_the_same_when_it_is_queued_again_on_the_way(
+    tiny: Any, answer: Any, job: Any, token_ids: Any
+) -> None:
+    ids = token_ids(40, seed=9)
+    whole = answer(tiny.generator(), job(ids, 300, max_rq_tokens=1024))[0]
+    parts = answer(tiny.generator(), job(ids, 300, max_rq_tokens=256))[0]
+    assert parts.token_ids == whole.token_ids
+    assert parts.last["new_tokens"] == 300
+
+
 def test_n_gram_drafts_change_no_token(tiny: Any, answer: Any, job: Any, token_ids: Any) -> None:
     ids = token_ids(12, seed=3).repeat(1, 12)
     plain = answer(tiny.generator(), job(ids, 40))[0]
@@ -163,7 +173,9 @@ def page_bytes(generator: Any) -> dict[bytes, list[bytes]]:
     return found
 
 
-def test_pages_come_back_from_system_memory_byte_for_byte(tiny: Any, answer: Any, job: Any, token_ids: Any) -> None:
+def test_pages_come_back_from_system_memory_byte_for_byte(
+    tiny: Any, answer: Any, job: Any, token_ids: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     generator = tiny.generator(max_num_tokens=1024, cpu_cache_size=16 << 20)
     ids = token_ids(700, seed=4)
     cold = answer(generator, job(ids, 8))[0]
@@ -178,6 +190,7 @@ def test_pages_come_back_from_system_memory_byte_for_byte(tiny: Any, answer: Any
     assert restored.token_ids == cold.token_ids
     assert {key: after[key] for key in before} == before
     generator.close()
+    assert capsys.readouterr().out == ""  # no complaint that memory could not be locked for a GPU
 
 
 def test_pages_come_back_from_disk_in_another_generator(

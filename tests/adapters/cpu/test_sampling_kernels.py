@@ -148,6 +148,21 @@ def test_penalties_under_a_grammar_do_not_draw_a_masked_token() -> None:
         assert drawn.item() in (5, 9)
 
 
+def test_every_other_step_of_exllamav3_runs() -> None:
+    steps = [
+        custom.SS_DRY(0.8, dry_sequence_breakers=[1]),
+        custom.SS_BanTokens([0, 1]),
+        custom.SS_LogitBias({2: -5.0}),
+        custom.SS_XTC(0.5, 0.1),
+        custom.SS_AdaptiveP(0.4, 0.9),
+    ]
+    draw = custom.CustomSampler(steps)
+    past = torch.tensor([[5, 6, 7, 5, 6]])
+    drawn = {draw.forward(random_logits(seed).view(1, 1, -1), past, seed).item() for seed in range(50)}
+    assert len(drawn) > 5
+    assert not drawn & {0, 1}
+
+
 def test_noise_is_gumbel() -> None:
     noise = gumbel_noise(torch.Size([200_000]), 7)
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
