@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,13 @@ def free_port() -> int:
 class Proxy:
     """One proxy, started in its own process group so that it can be cleaned up whole."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
         self.config_path = folder / "litellm_config.yaml"
         self.log_path = folder / "proxy.log"
@@ -56,6 +62,7 @@ class Proxy:
         self.base_url = f"http://127.0.0.1:{free_port()}"
         self.config_path.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
         self._environment = dict(environment or {})
+        self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -84,7 +91,7 @@ class Proxy:
         command = [str(Path(sys.executable).with_name("litellm")), "--config", str(self.config_path)]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", port, "--telemetry", "False"],
+                [*command, "--host", "127.0.0.1", "--port", port, "--telemetry", "False", *self._arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
