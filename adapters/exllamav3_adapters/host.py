@@ -45,7 +45,8 @@ class EngineHost:
     def __init__(self, name: str, connection: Connection[wire.ToChild | wire.Malformed]) -> None:
         self._name = name
         self._connection = connection
-        self._loading: asyncio.Task[Engine] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._loaded: Engine | None = None
         self._running: dict[int, asyncio.Task[None]] = {}
         self._unsent: list[tuple[int, int, msgspec.Raw]] = []
 
@@ -62,23 +63,23 @@ class EngineHost:
 
     @property
     def _engine(self) -> Engine:
-        assert self._loading is not None, "the parent asks nothing before it knows that the engine is loaded"
-        return self._loading.result()
+        assert self._loaded is not None, "the parent asks nothing before it knows that the engine is loaded"
+        return self._loaded
 
     async def _leave(self) -> None:
+        """Closes the engine within a time, for a parent that has gone; there is nobody to report a failure to."""
         threading.Timer(_CLOSE_SECONDS, os._exit, args=(1,)).start()
-        if self._loading is None or not self._loading.done() or self._loading.exception() is not None:
+        if self._loaded is None:
             os._exit(1)
-        await self._engine.close()
+        await self._loaded.close()
 
-    async def _load(self, settings: EngineSettings) -> Engine:
+    async def _load(self, settings: EngineSettings) -> None:
         try:
-            engine = await find_engine(self._name).load(settings, self._report)
+            self._loaded = await find_engine(self._name).load(settings, self._report)
         except Exception as error:
             self._connection.send(wire.NotLoaded(wire.pack_error(self._as_load_failure(error))))
-            raise
-        self._connection.send(wire.Loaded(engine.info))
-        return engine
+        else:
+            self._connection.send(wire.Loaded(self._loaded.info))
 
     def _report(self, progress: LoadProgress) -> None:
         self._connection.send(wire.Loading(progress))

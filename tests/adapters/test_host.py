@@ -43,12 +43,13 @@ async def parent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(ENGINES, "test", f"{__name__}:{request.param.__name__}")
     ours, theirs = socket.socketpair()
     connection = await Connection.open(ours, wire.decode_to_parent)
-    host = asyncio.create_task(EngineHost("test", await Connection.open(theirs, wire.decode_to_child)).serve())
+    child = await Connection.open(theirs, wire.decode_to_child)
+    host = asyncio.create_task(EngineHost("test", child).serve())
     connection.send(wire.Load(SETTINGS))
     yield connection
-    connection.send(wire.Close(0))
     host.cancel()
     await asyncio.wait([host])
+    await child.aclose()
     await connection.aclose()
 
 
@@ -122,7 +123,8 @@ async def test_a_socket_that_closes_ends_the_process_in_the_middle_of_a_load() -
 
 
 def test_a_process_whose_parent_is_another_ends_at_once() -> None:
-    _, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "exllamav3_adapters.host", "--fd", str(theirs.fileno()), "--parent", "1"]
-    process = subprocess.run([*command, "--engine", "fake"], pass_fds=(theirs.fileno(),), timeout=10, check=False)
+    with ours, theirs:
+        process = subprocess.run([*command, "--engine", "fake"], pass_fds=(theirs.fileno(),), timeout=10, check=False)
     assert process.returncode == 1
