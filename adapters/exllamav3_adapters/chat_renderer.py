@@ -123,12 +123,16 @@ class ChatRenderer:
         return self._render(_plain_chat(chat), self._now()).text
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Plain text in tokens, special tokens recognised, nothing added."""
+        """Plain text in tokens, special tokens recognised, nothing added. Raises `InvalidRequest` for half characters."""
         try:
-            return tuple(self._encode_text(text))
+            text.encode()
         except UnicodeEncodeError:
-            # JSON may hold halves of surrogate pairs, which no tokenizer takes.
-            return tuple(self._encode_text(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")))
+            raise InvalidRequest(
+                "the text holds half of a surrogate pair (JSON's \\ud83d and the like), which no character is; send "
+                "whole characters",
+                "messages",
+            ) from None
+        return tuple(self._encode_text(text))
 
     def _head(self, head: _PlainChat, now: datetime) -> tuple[int, ...]:
         key = _digest(head)

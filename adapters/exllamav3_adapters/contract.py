@@ -209,7 +209,8 @@ class Engine(Protocol):
         """The chat in tokens, `num_head_tokens` included. Raises `InvalidRequest` where the template refuses it."""
 
     async def render_head(self, head: Head) -> Prompt:
-        """The tokens that every chat with this head begins with; empty where the template puts nothing first."""
+        """The tokens that the first request of every conversation with this head begins with; empty where the
+        template puts nothing first. A few templates move their tools behind later turns, which then share less."""
 
     async def tokenize(self, text: str) -> Prompt:
         """Plain text in tokens, special tokens recognised, no template."""
