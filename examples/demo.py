@@ -128,7 +128,7 @@ def measure(folder: Path) -> tuple[list[FirstUse], list[dict[str, Any]]]:
 
     console.print("[bold]3/3[/] restart with replay on")
     with running_gateway(write_config(folder, replay=True), folder / "third.log") as gateway:
-        console.print(f"    {gateway.wait_for_log('replay finished', REPLAY_SECONDS)}", highlight=False)
+        console.print(f"    {gateway.wait_for_log('replay done', REPLAY_SECONDS)}", highlight=False)
         client = settled_client(gateway)
         replayed = ask(client, "after a restart, replay on", "Do you repair clocks?", system=system)
     return [cold, warm, without, replayed], heads

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from litellm_exllamav3.config_file import SECTION, Config, read_config
 from litellm_exllamav3.faults import SettingsError
+from litellm_exllamav3.prefix_commands import prefixes
 from litellm_exllamav3.settings_reference import settings_reference as reference
 from litellm_exllamav3.settings_table import effective_settings
 
@@ -41,6 +42,9 @@ def check(
         typer.echo(f"warning: {warning}", err=True)
     count = len(found.warnings)
     typer.echo(f"{config}: valid" + (f", {count} warning{'s' * (count > 1)}" if count else ""))
+
+
+app.command()(prefixes)
 
 
 @app.command()

@@ -1,0 +1,71 @@
+"""The heads that are kept, from the command line: what there is, and how it goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from litellm_exllamav3.capture import Capture, CapturedHead
+from litellm_exllamav3.config_file import load_settings
+from litellm_exllamav3.faults import SettingsError
+from litellm_exllamav3.settings import Settings
+from litellm_exllamav3.store.errors import StoreUnavailable
+
+ConfigPath = Annotated[Path, typer.Argument(help="LiteLLM's config file, the one that the proxy is started with.")]
+
+
+def prefixes(
+    config: ConfigPath,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array, for programs.")] = False,
+) -> None:
+    """List the heads that are kept for each model, most recently used first. Works beside a running proxy."""
+    heads = asyncio.run(_kept_heads(_settings(config)))
+    if as_json:
+        typer.echo(orjson.dumps([_row(head) for head in heads]).decode())
+        return
+    table = Table("model", "digest", "tokens", "messages", "tools", "last used", highlight=False)
+    for head in heads:
+        table.add_row(*(str(value) for value in _row(head).values()))
+    Console().print(table, markup=False)
+
+
+def _settings(config: Path) -> Settings:
+    try:
+        return load_settings(config, os.environ)
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+async def _kept_heads(settings: Settings) -> list[CapturedHead]:
+    if not (Path(settings.state_dir) / "prefixes.db").exists():
+        return []
+    capture = await Capture.open(Path(settings.state_dir), {key: m.capture for key, m in settings.models.items()})
+    try:
+        return [head for key in settings.models for head in await capture.entries(key)]
+    except StoreUnavailable as error:
+        typer.echo(f"the store cannot be read: {error}", err=True)
+        raise typer.Exit(1) from None
+    finally:
+        await capture.close()
+
+
+def _row(head: CapturedHead) -> Mapping[str, Any]:
+    """Never the text: a list of prefixes may be shown to others than the prompts' owners."""
+    return {
+        "model": head.model_key,
+        "digest": head.digest,
+        "tokens": head.num_tokens,
+        "messages": len(head.head.messages),
+        "tools": len(head.head.tools),
+        "last_used": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(head.written_at)),
+    }
