@@ -30,20 +30,6 @@ class CpuCacheLayer(CacheLayer_fp16):  # type: ignore[misc]
         self.k = torch.zeros(self.shape, dtype=torch.float, device=self.device)
         self.v = torch.zeros(self.value_shape, dtype=torch.float, device=self.device)
 
-    def update_kv_direct(
-        self,
-        cache_seqlens: torch.Tensor,
-        block_table: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        length: int,
-    ) -> None:
-        """Writes rows (B, `length`, heads, size) at positions `cache_seqlens` (B) onwards."""
-        positions = cache_seqlens.long()[: k.shape[0], None] + torch.arange(length)
-        pages = block_table.long().gather(1, positions // PAGE_SIZE)
-        self.k[pages, positions % PAGE_SIZE] = k
-        self.v[pages, positions % PAGE_SIZE] = v
-
     def storage_size(self) -> int:
         elements = torch.Size(self.shape).numel() + torch.Size(self.value_shape).numel()
         return elements * torch.float.itemsize

@@ -23,8 +23,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     _refuse_quantised(folder, config)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        found = "pytorch_model*.bin" if list(folder.glob("*.bin")) else "none"
-        raise LoadFailed(f"model_dir: {folder} holds no *.safetensors (weights found: {found}); convert it first")
+        found = [pattern for pattern in ("*.gguf", "*.bin", "*.pth", "*.onnx") if list(folder.glob(pattern))]
+        raise LoadFailed(
+            f"model_dir: {folder} holds no *.safetensors (weights found: {', '.join(found) or 'none'}); "
+            "engine cpu reads no other format"
+        )
     _refuse_quantised_tensors(folder, weights)
     if not (folder / "tokenizer.json").is_file():
         raise LoadFailed(f"model_dir: {folder} holds no tokenizer.json; save the model's fast tokenizer there")

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exllamav3_adapters.cpu.attention import PagedBatch
 from exllamav3_adapters.cpu.model import CpuModel, make_cache
@@ -79,6 +81,30 @@ def test_only_the_last_logits_are_computed_where_only_they_are_wanted(tiny: Any,
         last = tiny.model.forward(ids, params | {"last_tokens_only": 2})
     assert last.shape == (1, 2, 259)
     assert torch.allclose(last, every[:, -2:], atol=1e-5)
+
+
+def test_sequences_of_unlike_lengths_share_a_step_without_seeing_each_other(tiny: Any, token_ids: Any) -> None:
+    cache = make_cache(tiny.model, 2048)
+    lengths = [5, 300, 511]
+    tables = torch.tensor([[6, 0], [3, 1], [4, 5]], dtype=torch.int32)
+    prompts = [token_ids(length + 1, seed=length) for length in lengths]
+    with torch.inference_mode():
+        for prompt, table, length in zip(prompts, tables, lengths, strict=True):
+            start = torch.zeros(1, dtype=torch.int32)
+            params = {"cache": cache, "block_table": table[None], "cache_seqlens": start}
+            tiny.model.prefill(prompt[:, :length], params)
+        params = {"cache": cache, "block_table": tables, "cache_seqlens": torch.tensor(lengths, dtype=torch.int32)}
+        together = tiny.model.forward(torch.cat([prompt[:, -1:] for prompt in prompts]), params)
+    for row, prompt in zip(together, prompts, strict=True):
+        assert_close(row, plain_logits(tiny.model, prompt)[0, -1:])
+
+
+@given(st.permutations(range(6)), st.integers(1, 1536), st.integers(0, 1536))
+def test_slots_are_those_of_the_block_table(pages: list[int], end: int, first: int) -> None:
+    start = end - 1
+    batch = PagedBatch(None, torch.tensor([pages]), torch.tensor([start]), 1, 1)  # type: ignore[arg-type]
+    found = [slot for begin, stop in batch.sequences[0].slots(first, end) for slot in range(begin, stop)]
+    assert found == [pages[position // 256] * 256 + position % 256 for position in range(first, end)]
 
 
 def test_a_sequence_writes_its_own_pages_only(tiny: Any, token_ids: Any) -> None:

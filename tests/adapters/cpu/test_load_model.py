@@ -61,7 +61,17 @@ def test_a_folder_with_only_a_gguf_file(tmp_path: Path) -> None:
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "no *.safetensors (weights found: pytorch_model*.bin)" in refusal(folder)
+    assert "no *.safetensors (weights found: *.bin)" in refusal(folder)
+    (folder / "pytorch_model.bin").rename(folder / "model.gguf")
+    assert "no *.safetensors (weights found: *.gguf)" in refusal(folder)
+    (folder / "model.gguf").unlink()
+    assert "no *.safetensors (weights found: none)" in refusal(folder)
+
+
+def test_weights_whose_end_is_missing(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "could not load" in refusal(folder)
 
 
 def test_weights_that_end_too_soon(folder: Path) -> None:
