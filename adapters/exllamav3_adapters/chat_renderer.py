@@ -123,7 +123,7 @@ class ChatRenderer:
         return self._render(_plain_chat(chat), self._now()).text
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Plain text in tokens, special tokens recognised, nothing added. Raises `InvalidRequest` for half characters."""
+        """Plain text in tokens, special tokens recognised, nothing added. Raises `InvalidRequest` for no Unicode."""
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from litellm_exllamav3.config_file import SECTION, Config, read_config
 from litellm_exllamav3.faults import SettingsError
-from litellm_exllamav3.prefix_commands import prefixes
+from litellm_exllamav3.prefix_commands import forget, prefixes
 from litellm_exllamav3.settings_reference import settings_reference as reference
 from litellm_exllamav3.settings_table import effective_settings
 
@@ -45,6 +45,7 @@ def check(
 
 
 app.command()(prefixes)
+app.command()(forget)
 
 
 @app.command()

@@ -81,10 +81,14 @@ class Gateway:
 
     def start(self) -> None:
         """Opens the store and begins to load the models, all in the background. Once."""
-        assert self._opening is None, "a gateway starts once"
-        self._opening = asyncio.get_running_loop().create_task(self._open_capture(), name="open the store")
+        self.open_store()
         for model in self._models.values():
             model.start()
+
+    def open_store(self) -> None:
+        """Opens the store in the background and loads nothing, for work on the heads alone. Once."""
+        assert self._opening is None, "a gateway starts once"
+        self._opening = asyncio.get_running_loop().create_task(self._open_capture(), name="open the store")
 
     def model(self, key: str) -> ServedModel | None:
         """The model under that key of `exllamav3_settings.models`. None: there is no such."""

@@ -17,6 +17,7 @@ from rich.table import Table
 from litellm_exllamav3.capture import Capture, CapturedHead
 from litellm_exllamav3.config_file import load_settings
 from litellm_exllamav3.faults import SettingsError
+from litellm_exllamav3.gateway import Gateway
 from litellm_exllamav3.settings import Settings
 from litellm_exllamav3.store.errors import StoreUnavailable
 
@@ -36,6 +37,37 @@ def prefixes(
     for head in heads:
         table.add_row(*(str(value) for value in _row(head).values()))
     Console().print(table, markup=False)
+
+
+def forget(config: ConfigPath, digest: Annotated[str, typer.Argument(help="As `prefixes` shows it.")]) -> None:
+    """Remove a kept head for good: from the store, from files moved aside, and from the disk cache.
+
+    Stop the proxy first: what it has in memory is its own. Where a model has a disk cache, it is loaded, since only
+    its tokenizer knows which pages are the head's.
+    """
+    settings = _settings(config)
+    num_heads = asyncio.run(_forget(settings, digest))
+    if not num_heads:
+        typer.echo(f"no head {digest} is kept; `litellm-exllamav3 prefixes {config}` lists what is", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"forgot {digest}")
+
+
+async def _forget(settings: Settings, digest: str) -> int:
+    """Heads removed: two models may have kept the same one."""
+    gateway = Gateway(settings)
+    gateway.open_store()
+    try:
+        forgotten = [await gateway.forget(key, digest) for key in settings.models]
+    except StoreUnavailable as error:
+        typer.echo(f"the store cannot be written, and nothing was removed: {error}", err=True)
+        raise typer.Exit(1) from None
+    finally:
+        await gateway.stop()
+    for reason in [one.reason for one in forgotten if one is not None and one.num_pages is None]:
+        typer.echo(f"it left the store, but its pages may still be in the disk cache: {reason}", err=True)
+        raise typer.Exit(1)
+    return sum(one is not None for one in forgotten)
 
 
 def _settings(config: Path) -> Settings:
