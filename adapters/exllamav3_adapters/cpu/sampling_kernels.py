@@ -20,8 +20,8 @@ MODE_SAMPLE = 1
 MODE_SAMPLE_MIN_P = 2
 MODE_SAMPLE_FILTERS = 3
 
-# The likeliest tokens that are looked at before the whole vocabulary is sorted for top-p.
-_NUCLEUS_GUESS = 1024
+# How many of the likeliest tokens are sorted for top-p, in turn, until they hold its mass: sorting all is slow.
+_NUCLEUS_GUESSES = (256, 4096)
 
 
 def gumbel_noise(shape: torch.Size, random: int) -> torch.Tensor:
@@ -136,9 +136,7 @@ def _keep_top_p(scores: torch.Tensor, top_p: float, inv_temp_filter: float) -> t
     through: with n ties of which it needs k, each gets ln(k / n).
     """
     probs = torch.softmax(scores * inv_temp_filter, -1)
-    likeliest = probs.topk(min(_NUCLEUS_GUESS, probs.shape[-1]), -1).values
-    if bool((likeliest.sum(-1) < top_p).any()):
-        likeliest = probs.sort(-1, descending=True).values
+    likeliest = _likeliest(probs, top_p)
     mass_before = likeliest.cumsum(-1) - likeliest
     crossing = (mass_before < top_p).sum(-1, keepdim=True).clamp_min_(1) - 1
     threshold = likeliest.gather(-1, crossing)
@@ -149,3 +147,13 @@ def _keep_top_p(scores: torch.Tensor, top_p: float, inv_temp_filter: float) -> t
     needed = torch.ceil((top_p - mass_above) / threshold.clamp_min(1e-30)).clamp_min_(1).minimum(ties)
     bias = torch.where(tied, torch.log(needed / ties), 0.0)
     return scores.masked_fill(probs < threshold, -math.inf), bias
+
+
+def _likeliest(probs: torch.Tensor, mass: float) -> torch.Tensor:
+    """So many of the largest of each row, in descending order, that they sum to `mass`; all where they do not."""
+    for guess in _NUCLEUS_GUESSES:
+        if guess < probs.shape[-1]:
+            values = probs.topk(guess, -1).values
+            if bool((values.sum(-1) >= mass).all()):
+                return values
+    return probs.sort(-1, descending=True).values

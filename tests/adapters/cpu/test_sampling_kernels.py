@@ -94,7 +94,7 @@ def test_tokens_that_tie_at_the_crossing_share_what_top_p_needs_of_them() -> Non
     assert found[1:9].min().item() > 0.02
 
 
-def test_top_p_looks_past_the_likeliest_thousand() -> None:
+def test_top_p_looks_past_the_likeliest_few() -> None:
     rows = torch.zeros(400, 1, 8192)
     drawn = sampler(True, {"top_p": 0.9}).forward(rows, rand_u32=1)
     assert drawn.unique().numel() > 350
