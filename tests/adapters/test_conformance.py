@@ -376,6 +376,17 @@ async def test_pinned_pages_survive_pressure_and_unpinned_ones_do_not(engine: En
     assert unpinned.cached_tokens < 2 * PAGE
 
 
+async def test_unpinning_a_prompt_leaves_what_another_pin_holds(engine: Engine) -> None:
+    long = await prompt_of(engine, 2 * PAGE + 10, "overlap")
+    short = Prompt(token_ids=long.token_ids[: PAGE + 10])
+    for prompt in (long, short):
+        await read_until(engine.prefill(prompt, pin=True), Prefilled)
+    await engine.unpin(short)
+    assert (await engine.stats()).cache_tokens_pinned >= 2 * PAGE
+    await engine.unpin(long)
+    assert (await engine.stats()).cache_tokens_pinned == 0
+
+
 async def fill_cache(engine: Engine, topic: str) -> None:
     """Prompts and answers whose pages together are more than the cache's."""
     for part in range(2):

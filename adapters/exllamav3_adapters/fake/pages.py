@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 PAGE_SIZE = 256
@@ -44,6 +44,17 @@ class PageCache:
     _index: OrderedDict[Key, Page] = field(default_factory=OrderedDict)
     _leases: set[Lease] = field(default_factory=lambda: set[Lease]())
     _pins: dict[Tokens, frozenset[Key]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Key]:
+        """The pages that can be found, the first to be evicted first."""
+        return iter(self._index)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._index
+
+    @property
+    def num_indexed(self) -> int:
+        return len(self._index)
 
     @property
     def num_used(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,10 +21,12 @@ from exllamav3_adapters.contract import (
     Text,
     TokenLogprob,
 )
-from exllamav3_adapters.errors import ContextLengthExceeded, EngineError, JobFailed
+from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineError, JobFailed
 from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.fake.answer import Answer
 from exllamav3_adapters.fake.pages import PAGE_SIZE, Lease, PageCache, num_pages_for
+
+logger = logging.getLogger(__name__)
 
 _LOGPROB = -0.125
 
@@ -92,6 +95,7 @@ class Scheduler:
     def submit(self, job: Job) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="fake engine")
+            self._task.add_done_callback(self._ended)
         (self._queue if job.answer else self._background).append(job)
         self._work.set()
 
@@ -114,6 +118,12 @@ class Scheduler:
         self._queue.clear()
         self._active.clear()
         self._background.clear()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug in a round must fail the requests, not leave them waiting."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the fake engine's rounds ended", exc_info=error)
+            self.fail_all(EngineDied(f"the fake engine's rounds ended: {type(error).__name__}"))
 
     def stats(self) -> EngineStats:
         counters = {name: float(count) for name, count in self._counters.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from exllamav3_adapters.contract import Chat, Head, Message, Prompt, Tool
@@ -60,7 +59,15 @@ def _leading(messages: Sequence[Message]) -> list[Message]:
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    """Length of the common beginning, by halves: whole slices compare faster than their items."""
+    shared, most = 0, min(len(one), len(other))
+    while shared < most:
+        middle = (shared + most + 1) // 2
+        if one[shared:middle] == other[shared:middle]:
+            shared = middle
+        else:
+            most = middle - 1
+    return shared
 
 
 def _text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
