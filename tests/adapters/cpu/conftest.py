@@ -2,7 +2,6 @@
 
 # ruff: noqa: E402 - exllamav3 can only be imported after `install`
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,15 +15,12 @@ from exllamav3_adapters.cpu.install import install
 install()
 
 import torch
-import transformers
 from exllamav3 import Generator, GreedySampler, Job, Tokenizer
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as TokenizerFile
+from hypothesis import settings
+from tiny_model import write_tiny_model
 
 from exllamav3_adapters.cpu.model import CpuModel, load_model, make_cache
 from exllamav3_adapters.demo_model import demo_model_folder
-
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 @dataclass
@@ -47,42 +43,6 @@ class Loaded:
 
     def ids(self, text: str) -> torch.Tensor:
         return self.tokenizer.encode(text, encode_special_tokens=True)
-
-
-def write_tokenizer(folder: Path) -> None:
-    """One token a byte, and three special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
-    tokenizer = TokenizerFile(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-def write_tiny_model(folder: Path, model_type: str = "llama", **options: Any) -> Path:
-    """A model of `model_type` with random weights that are large enough for its attention to matter."""
-    torch.manual_seed(0)
-    defaults = {
-        "vocab_size": 259,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-        "initializer_range": 0.2,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    config = transformers.AutoConfig.for_model(model_type, **(defaults | options))
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
 
 
 def load(folder: Path) -> Loaded:
