@@ -147,6 +147,18 @@ def test_a_full_table_drops_a_cold_head() -> None:
     assert [digest in credit for digest in ("hot", "cold", "warm", "new")] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("bound", ["max_heads", "max_heads_per_owner"])
+def test_a_head_just_seen_is_not_dropped_though_it_be_the_coldest(bound: str) -> None:
+    credit = table(**{bound: 40})
+    turn(credit, "cold")
+    for number in range(39):
+        start(credit, f"{number}")
+    turn(credit, "cold")
+    start(credit, "new")
+    assert "cold" in credit
+    assert len(credit) == 40
+
+
 def test_one_key_cannot_crowd_the_table() -> None:
     credit = table(max_heads=100, max_heads_per_owner=10)
     start(credit, "mine", owner="key-1")

@@ -186,6 +186,15 @@ def test_counts_are_bounded(stores: Stores) -> None:
     assert count == 8192
 
 
+def test_a_head_captured_again_keeps_its_first_time(stores: Stores) -> None:
+    store = stores.open()
+    store.add_head(head("a", written_at=T - 9))
+    flush(store)
+    store.add_head(head("a", written_at=T))
+    (found,) = store.heads(MODEL).result(LIMIT_SECONDS)
+    assert (found.captured_at, found.written_at) == (T - 9, T)
+
+
 # Who can read it.
 
 
@@ -207,6 +216,17 @@ def test_a_file_that_others_could_read_is_closed_to_them(stores: Stores) -> None
     stores.path.chmod(0o644)
     stores.open()
     assert stat.S_IMODE(stores.path.stat().st_mode) == 0o600
+
+
+def test_a_head_that_was_crowded_out_leaves_no_byte(stores: Stores) -> None:
+    store = stores.open(Budget(max_entries=1, max_entries_per_key=9, max_bytes=1 << 20, max_age_seconds=1e9))
+    for digest in ("a", "b"):
+        store.add_head(head(digest, size=5000))
+        flush(store)
+    store.close().result(LIMIT_SECONDS)
+    content = stores.path.read_bytes()
+    assert b"text of b" in content
+    assert b"text of a" not in content
 
 
 # Damage.
@@ -565,7 +585,7 @@ def test_a_killed_writer_loses_nothing_that_was_flushed(stores: Stores, seed: in
     process.wait(LIMIT_SECONDS)
     flushed = {line.strip() for line in [first, *process.stdout]}
     process.stdout.close()
-    store = stores.open()
+    store = stores.open(Budget.of_age(days=1e6))
     assert flushed <= set(digests(store))
     store.add_head(head("after"))
     assert flush(store)

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _FAULTS = (SQLAlchemyError, sqlite3.Error, OSError, StoreUnavailable)
 _SECONDS_BETWEEN_BUDGETS = 3600.0
-_SECONDS_BETWEEN_SCRUBS = 5.0
+_SECONDS_BETWEEN_TRUNCATIONS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class PrefixStore:
         self._engine: Engine | None = None
         self._identity: tuple[int, int] | None = None
         self._budgets_applied_at = -_SECONDS_BETWEEN_BUDGETS
-        self._rewrite_due = self._truncate_due = False
+        self._truncate_due = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="exllamav3-store", daemon=True)
         self._thread.start()
@@ -197,13 +197,13 @@ class PrefixStore:
             logger.exception("the store %s met a fault of its own", self._file.path)
 
     def _next_write(self, write_at: float | None) -> float | None:
-        if not self._pending and not self._scrub_due:
+        if not self._pending and not self._truncate_due:
             return None
         now = time.monotonic()
         if write_at is not None and write_at > now:
             return write_at
         wait = max(self._flush_seconds, self._outage.wait_seconds)
-        return now + (wait if self._pending else max(wait, _SECONDS_BETWEEN_SCRUBS))
+        return now + (wait if self._pending else max(wait, _SECONDS_BETWEEN_TRUNCATIONS))
 
     def _finish(self, done: Future[None]) -> None:
         try:
@@ -283,21 +283,11 @@ class PrefixStore:
         engine = self._ready_engine()
         with engine.begin() as connection:
             found = delete_head(connection, model_key, digest)
-        self._rewrite_due = True
-        self._scrub(engine)
-        if self._scrub_due:
-            logger.warning("%s is in use: what was forgotten will be overwritten later", self._file.path)
-        return found
-
-    @property
-    def _scrub_due(self) -> bool:
-        return self._rewrite_due or self._truncate_due
-
-    def _scrub(self, engine: Engine) -> None:
-        """Goes on with what is due; what another process prevents is tried again later."""
-        if self._rewrite_due:
-            self._rewrite_due = not self._file.rewrite(engine)
+        self._file.remove_moved_aside()
         self._truncate_due = not self._file.truncate_log(engine)
+        if self._truncate_due:
+            logger.warning("%s is in use: what was forgotten will leave its log later", self._file.path)
+        return found
 
     def _write(self) -> bool:
         """Writes what waits, at once. False if it must wait on."""
@@ -323,7 +313,7 @@ class PrefixStore:
             raise
 
     def _write_taken(self, taken: Pending) -> None:
-        if not taken and not self._scrub_due and self._outage.reason is None:
+        if not taken and not self._truncate_due and self._outage.reason is None:
             return
         engine = self._ready_engine()
         with engine.begin() as connection:
@@ -336,8 +326,8 @@ class PrefixStore:
             for key, digests in self._apply_budgets(connection).items():
                 removed.setdefault(key, []).extend(digests)
         self._report(removed)
-        if self._scrub_due:
-            self._scrub(engine)
+        if self._truncate_due:
+            self._truncate_due = not self._file.truncate_log(engine)
 
     def _apply_budgets(self, connection: Connection) -> dict[str, list[str]]:
         """Those of all models, now and then; a model that is no longer configured keeps its heads for their age."""

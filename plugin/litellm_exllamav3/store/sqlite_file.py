@@ -24,7 +24,7 @@ logger = logging.getLogger("litellm_exllamav3.store")
 FILE_NAME = "prefixes.db"
 _SIDE_FILES = ("-wal", "-shm", "-journal")
 _BUSY_SECONDS = 5.0
-_BUSY_MILLISECONDS_OF_SCRUBS = 250
+_BUSY_MILLISECONDS_OF_TRUNCATION = 250
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=NORMAL",
@@ -93,39 +93,27 @@ class SqliteFile:
             if identity is not None and self.identity() == identity:
                 self._move_aside(now, error)
 
-    def rewrite(self, engine: Engine) -> bool:
-        """Leaves nothing of what was deleted in the file. False if another process is in the way, or the disk is full.
-
-        `secure_delete` overwrites deleted rows; what rebalancing has left behind goes here. Files that were moved
-        aside may hold it too, and go.
-        """
-        for name in list(self.folder.glob(f"{FILE_NAME}.damaged-*")):
-            name.unlink(missing_ok=True)
-        try:
-            self._run(engine, "VACUUM")
-        except sqlite3.OperationalError as error:
-            logger.debug("rewriting %s is put off: %s", self.path, error)
-            return False
-        return True
+    def remove_moved_aside(self) -> None:
+        """Damaged files may hold what is to be forgotten, and cannot be asked."""
+        for path in list(self.folder.glob(f"{FILE_NAME}.damaged-*")):
+            path.unlink(missing_ok=True)
 
     def truncate_log(self, engine: Engine) -> bool:
-        """Moves the write-ahead log into the file and empties it. False if another process is in the way."""
-        try:
-            busy = self._run(engine, "PRAGMA wal_checkpoint(TRUNCATE)")[0]
-        except sqlite3.OperationalError as error:
-            logger.debug("emptying the log of %s is put off: %s", self.path, error)
-            return False
-        return not busy
+        """Moves the write-ahead log into the file and empties it. False if another process is in the way.
 
-    def _run(self, engine: Engine, statement: str) -> Any:
-        """Runs a statement that no transaction may hold, without waiting long for others."""
+        `secure_delete` overwrites what was deleted in the file, so afterwards no byte of it is left.
+        """
         with contextlib.closing(engine.raw_connection()) as connection:
             cursor = connection.cursor()
-            cursor.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS_OF_SCRUBS}")
+            cursor.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS_OF_TRUNCATION}")
             try:
-                return cursor.execute(statement).fetchone()
+                busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.OperationalError as error:
+                logger.debug("emptying the log of %s is put off: %s", self.path, error)
+                return False
             finally:
                 cursor.execute(f"PRAGMA busy_timeout={int(_BUSY_SECONDS * 1000)}")
+        return not busy
 
     def _open_sound(self, now: float) -> Engine:
         self._make_private()
