@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import litellm
@@ -12,6 +13,8 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 
 from litellm_exllamav3.capture import Sighting
+from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS
+from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.head import request_head
 from litellm_exllamav3.retention import request_is_retained
 from litellm_exllamav3.running_gateway import current_gateway
@@ -20,46 +23,55 @@ from litellm_exllamav3.sighting import leave_sightings
 
 logger = logging.getLogger("litellm_exllamav3")
 
-_PREFIX: Final = "exllamav3/"
-_TEXT_COMPLETION: Final = "atext_completion"
+_PREFIX: Final = f"{PROVIDER}/"
 
 
 class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types for us
-    """Counts the heads of requests to our models. Edits nothing, waits for nothing, under a millisecond."""
+    """Counts the heads of requests to our models. Edits nothing, waits for nothing, takes under a millisecond."""
 
     async def async_pre_call_hook(
         self, user_api_key_dict: UserAPIKeyAuth, cache: Any, data: dict[str, Any], call_type: str
     ) -> None:
         # LiteLLM calls only a hook that the instance's own class defines.
-        keys: tuple[str, ...] = ()
+        target = _Target()
         try:
-            keys = _model_keys(data, user_api_key_dict)
-            leave_sightings(_observe(keys, user_api_key_dict, data, call_type) if keys else ())
+            target = _target(data, user_api_key_dict)
+            leave_sightings(_observe(target.keys, user_api_key_dict, data, call_type) if target.keys else ())
         except Exception as error:
             # Counting must never cost a request. Without the error's text, which may quote one.
             logger.warning("a request's head was not counted: %s", type(error).__name__)
-        if keys and call_type == _TEXT_COMPLETION:
-            # Here, since LiteLLM itself fails on token ids before any provider is asked, and tries again.
-            raise ProxyException(
-                message="exllamav3 models do not serve /v1/completions yet; use /v1/chat/completions.",
-                type="invalid_request_error",
-                param="prompt",
-                code=400,
-            )
+        if target.is_ours_alone and call_type == "atext_completion":
+            # Here, since with token ids LiteLLM itself fails before it asks a provider, and then tries again.
+            raise ProxyException(message=NO_TEXT_COMPLETIONS, type="invalid_request_error", param="prompt", code=400)
 
 
-def _model_keys(data: dict[str, Any], user: UserAPIKeyAuth) -> tuple[str, ...]:
-    """The keys of our models that the request's alias may lead to; of none when it leads elsewhere.
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a request's alias may lead."""
 
-    Asked of the router each time, which takes a microsecond and is right after a reload.
-    """
+    keys: tuple[str, ...] = ()
+    """Of our models."""
+    is_ours_alone: bool = False
+
+
+def _target(data: Mapping[str, Any], user: UserAPIKeyAuth) -> _Target:
+    """Asked of the router each time, which takes a microsecond and is right after a reload."""
     alias = data.get("model")
     router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
     if not isinstance(alias, str) or router is None:
-        return ()
+        return _Target()
     deployments = router.get_model_list(model_name=alias, team_id=user.team_id) or ()
-    models = (deployment["litellm_params"].get("model") or "" for deployment in deployments)
-    return tuple(dict.fromkeys(model.removeprefix(_PREFIX) for model in models if model.startswith(_PREFIX)))
+    keys = [_key(deployment["litellm_params"]) for deployment in deployments]
+    ours = tuple(dict.fromkeys(key for key in keys if key is not None))
+    return _Target(ours, bool(ours) and None not in keys)
+
+
+def _key(params: Mapping[str, Any]) -> str | None:
+    """The key of our model that a deployment leads to. None: it leads to another provider."""
+    model = params.get("model") or ""
+    if model.startswith(_PREFIX):
+        return str(model.removeprefix(_PREFIX))
+    return model if params.get("custom_llm_provider") == PROVIDER else None
 
 
 def _observe(keys: tuple[str, ...], user: UserAPIKeyAuth, data: dict[str, Any], call_type: str) -> list[Sighting]:

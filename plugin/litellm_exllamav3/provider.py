@@ -31,8 +31,9 @@ from litellm.types.utils import (
 from exllamav3_adapters.contract import Finished
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineError, EngineUnavailable, InvalidRequest
 from litellm_exllamav3.chat_call import ChatCall
-from litellm_exllamav3.chat_request import read_chat
+from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, read_chat
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
+from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.nonces import without_nonces
 from litellm_exllamav3.request_params import flat_params, generation_params
 from litellm_exllamav3.retention import request_is_retained
@@ -42,7 +43,6 @@ from litellm_exllamav3.sighting import find_sighting
 
 logger = logging.getLogger("litellm_exllamav3")
 
-PROVIDER: Final = "exllamav3"
 HEALTH_CHECK_KEY: Final = "litellm-internal-health-check"
 
 _OBJECT_IDS: Final = "chatcmpl-"
@@ -171,7 +171,7 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     litellm_params, params = request["litellm_params"], flat_params(request["optional_params"])
     if request["logging_obj"].call_type in ("atext_completion", "text_completion"):
         # LiteLLM makes a user's message of the prompt, which the chat template would then wrap.
-        raise InvalidRequest("exllamav3 models do not serve /v1/completions yet; use /v1/chat/completions.", "prompt")
+        raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
     chat = read_chat(request["messages"], params)
     drop = bool(litellm.drop_params or litellm_params.get("drop_params"))
     return ChatCall(

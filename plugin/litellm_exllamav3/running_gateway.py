@@ -61,13 +61,19 @@ def running_gateway() -> Gateway:
                 f"{CONFIG_VARIABLE} to a config file with exllamav3_settings"
             )
         try:
-            _start(Gateway.open(path, os.environ), loop)
+            start(Gateway.open(path, os.environ))
         except (SettingsError, TooManyWorkers) as error:
             raise EngineUnavailable(str(error)) from None
     if _Process.loop is not loop:
         raise EngineUnavailable("exllamav3 models answer on the event loop that first used them, and this is another")
     assert _Process.gateway is not None
     return _Process.gateway
+
+
+def start(gateway: Gateway) -> None:
+    """Starts an opened gateway on the running loop and makes it the process's one."""
+    gateway.start()
+    _Process.gateway, _Process.loop = gateway, asyncio.get_running_loop()
 
 
 def start_in_proxy(proxy_server: ModuleType | None) -> None:
@@ -87,7 +93,7 @@ def start_in_proxy(proxy_server: ModuleType | None) -> None:
         gateway = Gateway.open(path, os.environ)
     except (SettingsError, TooManyWorkers) as error:
         _end_process(error)
-    _start(gateway, loop)
+    start(gateway)
     lifecycle = Lifecycle(loop, on_signal=gateway.begin_stop, stop=gateway.stop)
     lifecycle.chain_signals()
     lifecycle.wrap_shutdown(proxy_server)
@@ -111,11 +117,6 @@ def nonce_rules(gateway: Gateway, key: str) -> NonceRules:
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> NonceRules:
     return NonceRules(patterns)
-
-
-def _start(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
-    gateway.start()
-    _Process.gateway, _Process.loop = gateway, loop
 
 
 def _end_process(error: SettingsError | TooManyWorkers) -> NoReturn:

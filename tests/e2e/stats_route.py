@@ -18,7 +18,9 @@ class MockRecorder(CustomLogger):
     def log_pre_api_call(self, model: str, messages: list[Any], kwargs: dict[str, Any]) -> None:
         self._record(kwargs)
 
-    async def async_log_success_event(self, kwargs: dict[str, Any], response: Any, start: Any, end: Any) -> None:
+    async def async_log_success_event(
+        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
         self._record(kwargs)
 
     def _record(self, kwargs: dict[str, Any]) -> None:

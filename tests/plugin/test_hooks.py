@@ -1,0 +1,179 @@
+"""The pre-call hook as LiteLLM's proxy calls it, over a real store. What a client sees of it is for tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import litellm
+import pytest
+import yaml
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import ProxyException, UserAPIKeyAuth
+from litellm.utils import custom_llm_setup
+
+from litellm_exllamav3 import running_gateway
+from litellm_exllamav3.capture import Capture
+from litellm_exllamav3.gateway import Gateway
+from litellm_exllamav3.hooks import CaptureHook, capture
+from litellm_exllamav3.provider import handler
+from litellm_exllamav3.sighting import find_sighting
+
+FAKE = {"engine": "fake", "load": "lazy", "model": {"model_dir": "demo"}}
+MODELS = {"tiny": {**FAKE, "capture": {"min_tokens": 16}}, "private": {**FAKE, "capture": {"enabled": False}}}
+MODEL_LIST = [
+    {"model_name": "local", "litellm_params": {"model": "exllamav3/tiny"}},
+    {"model_name": "private", "litellm_params": {"model": "exllamav3/private"}},
+    {"model_name": "any/*", "litellm_params": {"model": "exllamav3/*"}},
+    {"model_name": "mock", "litellm_params": {"model": "openai/mock", "api_key": "unused"}},
+    {"model_name": "mixed", "litellm_params": {"model": "exllamav3/tiny"}},
+    {"model_name": "mixed", "litellm_params": {"model": "openai/mock", "api_key": "unused"}},
+]
+PROVIDER = {"provider": "exllamav3", "custom_handler": "litellm_exllamav3.provider.handler"}
+SYSTEM = "Rule: be kind. " * 20
+
+
+@pytest.fixture
+async def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Capture]:
+    """What the hook counts into, with a router where the proxy keeps its own."""
+    litellm.custom_provider_map = [{"provider": "exllamav3", "custom_handler": handler}]
+    custom_llm_setup()
+    router = litellm.Router(model_list=MODEL_LIST, model_group_alias={"nickname": "local"})
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(llm_router=router))
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "model_list": MODEL_LIST,
+                "litellm_settings": {"custom_provider_map": [PROVIDER]},
+                "exllamav3_settings": {"models": MODELS},
+            }
+        )
+    )
+    gateway = Gateway.open(config, {})
+    running_gateway.start(gateway)
+    async with asyncio.timeout(5):
+        while gateway.capture is None:
+            await asyncio.sleep(0.005)  # a gateway tells nobody when its store is open
+    yield gateway.capture
+    await gateway.stop()
+
+
+def body(alias: Any = "local", system: Any = SYSTEM, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "hi"}]
+    return {"model": alias, "messages": messages, **fields}
+
+
+async def call(data: dict[str, Any], call_type: str = "acompletion", **user: Any) -> None:
+    user_api_key_dict = UserAPIKeyAuth(api_key="hash-of-a-key", **user)
+    answer = await capture.async_pre_call_hook(user_api_key_dict, None, data, call_type)
+    assert answer is None
+
+
+def sightings(heads: Capture, model: str = "tiny") -> int:
+    return heads.stats().models[model].sightings
+
+
+def test_the_instances_own_class_defines_the_hook() -> None:
+    assert "async_pre_call_hook" in vars(CaptureHook)
+    assert isinstance(capture, CustomLogger)
+
+
+@pytest.mark.parametrize("alias", ["local", "nickname", "any/tiny", "mixed"])
+async def test_a_head_on_its_way_to_our_model_is_counted(heads: Capture, alias: str) -> None:
+    await call(body(alias))
+    assert sightings(heads) == 1
+    sighting = find_sighting("tiny")
+    assert sighting is not None
+    assert sighting.digest
+    assert find_sighting("private") is None
+
+
+@pytest.mark.parametrize("alias", ["mock", "nonsense", "", None, 3, ["local"]])
+async def test_a_head_on_its_way_elsewhere_is_not(heads: Capture, alias: Any) -> None:
+    await call(body("local"))
+    await call(body(alias))
+    assert sightings(heads) == 1
+    assert find_sighting("tiny") is None
+
+
+async def test_nothing_is_edited(heads: Capture) -> None:
+    data, same = (body(tools=[{"type": "function", "function": {"name": "f"}}], temperature=0) for _ in range(2))
+    await call(data)
+    assert sightings(heads) == 1
+    assert data == same
+
+
+async def test_the_owner_is_no_key(heads: Capture) -> None:
+    await call(body())
+    sighting = find_sighting("tiny")
+    assert sighting is not None
+    assert "hash-of-a-key" not in repr(sighting)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"no-log": True},
+        {"proxy_server_request": {"headers": {"x-litellm-enable-message-redaction": "true"}}},
+        {"litellm_logging_obj": SimpleNamespace(standard_callback_dynamic_params={"turn_off_message_logging": "True"})},
+    ],
+    ids=["no-log", "header", "the key's callback settings"],
+)
+async def test_a_request_that_asks_for_it_is_not_counted(heads: Capture, fields: dict[str, Any]) -> None:
+    await call(body(**fields))
+    assert sightings(heads) == 0
+    assert find_sighting("tiny") is None
+
+
+@pytest.mark.parametrize(
+    "user", [{"metadata": {"exllamav3_capture": False}}, {"team_metadata": {"exllamav3_capture": "no"}}]
+)
+async def test_a_key_or_team_that_opted_out_is_not_counted(heads: Capture, user: dict[str, Any]) -> None:
+    await call(body(), **user)
+    assert sightings(heads) == 0
+
+
+async def test_with_message_logging_off_nothing_is_counted(heads: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litellm, "turn_off_message_logging", True)
+    await call(body())
+    assert sightings(heads) == 0
+
+
+async def test_a_header_cannot_turn_capture_on_where_logging_is_off(
+    heads: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litellm, "turn_off_message_logging", True)
+    await call(body(proxy_server_request={"headers": {"litellm-disable-message-redaction": "true"}}))
+    assert sightings(heads) == 0
+
+
+async def test_a_model_whose_capture_is_off_counts_nothing(heads: Capture) -> None:
+    await call(body("private"))
+    assert sightings(heads, "private") == 0
+
+
+@pytest.mark.parametrize("messages", [None, 3, [], "x", [None], [{"role": "system", "content": 3}], [{"content": {}}]])
+@pytest.mark.parametrize("call_type", ["acompletion", "anthropic_messages", "aresponses", "aembedding", "", None])
+async def test_no_body_makes_it_raise(heads: Capture, messages: Any, call_type: Any) -> None:
+    await call({"model": "local", "messages": messages, "system": messages, "input": messages}, call_type)
+
+
+async def test_a_router_that_fails_costs_no_request(heads: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(llm_router=object()))
+    await call(body())
+    assert sightings(heads) == 0
+
+
+async def test_text_completions_are_refused_for_our_aliases_alone(heads: Capture) -> None:
+    for prompt in ("x", [1, 2]):
+        with pytest.raises(ProxyException) as caught:
+            await call({"model": "local", "prompt": prompt}, "atext_completion")
+        assert caught.value.code == "400"
+    await call({"model": "mock", "prompt": "x"}, "atext_completion")
+    await call({"model": "mixed", "prompt": "x"}, "atext_completion")
+    assert sightings(heads) == 0

@@ -1,0 +1,210 @@
+"""The provider, called through LiteLLM's own functions in this process. The wire is for tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import litellm
+import pytest
+import yaml
+from litellm.utils import custom_llm_setup
+
+from exllamav3_adapters import errors
+from exllamav3_adapters.contract import Engine, LoadProgress
+from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.fake import FakeEngine
+from litellm_exllamav3 import running_gateway
+from litellm_exllamav3.error_table import ERROR_TABLE
+from litellm_exllamav3.gateway import Gateway
+from litellm_exllamav3.provider import HEALTH_CHECK_KEY, handler, litellm_error
+
+SETTINGS = {
+    "model_list": [{"model_name": "local", "litellm_params": {"model": "exllamav3/tiny"}}],
+    "litellm_settings": {
+        "custom_provider_map": [{"provider": "exllamav3", "custom_handler": "litellm_exllamav3.provider.handler"}]
+    },
+    "exllamav3_settings": {
+        "models": {
+            "tiny": {"engine": "fake", "load": "lazy", "max_queue": 1, "model": {"model_dir": "demo"}},
+            "small": {"engine": "fake", "load": "lazy", "model": {"model_dir": "demo"}},
+        }
+    },
+}
+SECONDS_PER_TOKEN = 0.005
+
+
+class LoadFake:
+    """Loads fake engines in this process, or fails as told."""
+
+    def __init__(self) -> None:
+        self.engines: list[FakeEngine] = []
+        self.fault: Exception | None = None
+
+    async def __call__(self, name: str, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:
+        if self.fault is not None:
+            raise self.fault
+        self.engines.append(FakeEngine(settings, seconds_per_token=SECONDS_PER_TOKEN))
+        return self.engines[-1]
+
+
+@pytest.fixture
+async def loader(tmp_path: Path) -> AsyncIterator[LoadFake]:
+    """A started gateway, and litellm set up to use it as a library."""
+    litellm.custom_provider_map = [{"provider": "exllamav3", "custom_handler": handler}]
+    custom_llm_setup()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(SETTINGS))
+    loader = LoadFake()
+    gateway = Gateway.open(config, {}, load_engine=loader)
+    running_gateway.start(gateway)
+    yield loader
+    await gateway.stop()
+
+
+def ask(content: str = "say: hello", **fields: Any) -> Awaitable[Any]:
+    request = {"model": "exllamav3/tiny", "messages": [{"role": "user", "content": content}], **fields}
+    return litellm.acompletion(**request)
+
+
+async def refused(**fields: Any) -> Any:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # the test looks at its class
+        await ask(**fields)
+    return caught.value
+
+
+@pytest.mark.usefixtures("loader")
+async def test_a_library_call_is_answered() -> None:
+    answer = await ask(max_tokens=4)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hell", "length")
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.usefixtures("loader")
+async def test_a_stream_begins_with_the_role_and_ends_with_a_reason() -> None:
+    chunks = [chunk async for chunk in await ask(stream=True, stream_options={"include_usage": True})]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "hello"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+    assert [chunk.usage.completion_tokens for chunk in chunks if getattr(chunk, "usage", None)] == [5]
+
+
+async def test_a_stream_that_its_reader_leaves_ends_in_the_engine(loader: LoadFake) -> None:
+    stream = await ask(f"say: {'x' * 2000}", stream=True)
+    async for _ in stream:
+        break
+    await stream.aclose()
+    await asyncio.sleep(2 * SECONDS_PER_TOKEN)
+    assert (await loader.engines[0].stats()).active_requests == 0
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unknown_key_is_404_and_names_the_nearest(stream: bool) -> None:
+    async def call() -> None:
+        answer = await litellm.acompletion(model="exllamav3/tinny", messages=[{"role": "user"}], stream=stream)
+        async for _ in answer:
+            pass
+
+    with pytest.raises(litellm.NotFoundError, match="nearest configured model is exllamav3/tiny"):
+        await call()
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("limit", [0.1, httpx.Timeout(5, read=0.1)])
+async def test_the_requests_own_timeout_is_kept(limit: Any) -> None:
+    assert isinstance(await refused(content=f"say: {'x' * 2000}", timeout=limit), litellm.Timeout)
+
+
+@pytest.mark.usefixtures("loader")
+async def test_drop_params_drops_what_is_not_supported() -> None:
+    assert isinstance(await refused(temprature=1), litellm.BadRequestError)
+    assert (await ask(temprature=1, drop_params=True)).choices[0].message.content == "hello"
+
+
+@pytest.mark.usefixtures("loader")
+async def test_a_synchronous_call_says_which_to_use() -> None:
+    with pytest.raises(litellm.BadRequestError, match=r"litellm\.acompletion"):
+        litellm.completion(model="exllamav3/tiny", messages=[{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.usefixtures("loader")
+async def test_a_text_completion_is_refused_rather_than_wrapped_in_a_chat() -> None:
+    with pytest.raises(litellm.BadRequestError, match="/v1/chat/completions"):
+        await litellm.atext_completion(model="exllamav3/tiny", prompt="once upon a time")
+
+
+async def test_a_health_check_neither_loads_nor_runs_a_model(loader: LoadFake) -> None:
+    metadata = {"user_api_key": HEALTH_CHECK_KEY}
+    assert (await ask(metadata=metadata)).choices[0].message.content == "ok"
+    assert loader.engines == []
+
+
+async def test_a_health_check_of_a_model_that_cannot_load_gives_the_reason(loader: LoadFake) -> None:
+    loader.fault = errors.LoadFailed("model_dir: there is no folder x")
+    await refused()
+    error = await refused(metadata={"user_api_key": HEALTH_CHECK_KEY})
+    assert isinstance(error, litellm.ServiceUnavailableError)
+    assert "there is no folder x" in str(error)
+
+
+@pytest.mark.usefixtures("loader")
+async def test_a_clients_metadata_is_no_health_check() -> None:
+    request = {"proxy_server_request": {"body": {}}, "metadata": {"user_api_key": HEALTH_CHECK_KEY}}
+    assert (await ask(**request)).choices[0].message.content == "hello"
+
+
+async def test_an_unexpected_error_is_a_short_500_and_logged_without_its_text(
+    loader: LoadFake, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = AttributeError("the user's secret prompt")
+    with caplog.at_level(logging.ERROR, "litellm_exllamav3"):
+        failure = litellm_error(error, "tiny")
+    assert isinstance(failure, litellm.InternalServerError)
+    assert "secret" not in str(failure)
+    assert "AttributeError" in caplog.text
+    assert "secret" not in caplog.text
+    assert failure.__context__ is None
+
+
+async def test_no_error_carries_another_one_into_litellm(loader: LoadFake) -> None:
+    loader.fault = errors.LoadFailed("no")
+    error = await refused()
+    assert error.__cause__ is None
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize("cls", ERROR_TABLE)
+def test_every_error_is_raised_once_with_its_status(cls: type[errors.EngineError]) -> None:
+    failure: Any = litellm_error(cls("what to change"), "tiny")
+    row = ERROR_TABLE[cls]
+    assert failure.status_code == row.status
+    assert failure.num_retries == 0
+    assert failure.type == row.type
+    assert failure.provider_specific_fields == {"code": row.code}
+    assert "what to change" in str(failure)
+
+
+async def test_a_full_queue_is_not_retried_by_the_router(loader: LoadFake) -> None:
+    router = litellm.Router(model_list=SETTINGS["model_list"], num_retries=3)
+    messages = [{"role": "user", "content": f"say: {'x' * 100}"}]
+    calls = [router.acompletion(model="local", messages=messages) for _ in range(12)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    refusals = [answer for answer in answers if isinstance(answer, litellm.RateLimitError)]
+    assert refusals
+    assert all(refusal.headers["retry-after"] for refusal in refusals)
+    # A retry would have found a place once the first were answered.
+    assert len(refusals) + (await loader.engines[0].stats()).counters["requests"] == len(calls)
+
+
+async def test_without_a_config_a_library_call_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(running_gateway.CONFIG_VARIABLE, raising=False)
+    litellm.custom_provider_map = [{"provider": "exllamav3", "custom_handler": handler}]
+    custom_llm_setup()
+    error = await refused()
+    assert isinstance(error, litellm.ServiceUnavailableError)
+    assert running_gateway.CONFIG_VARIABLE in str(error)
