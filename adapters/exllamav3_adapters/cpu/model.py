@@ -130,12 +130,14 @@ class CpuModel:
 def make_cache(model: CpuModel, max_num_tokens: int, *, max_batch_size: int = 16) -> Any:
     """An exllamav3 `Cache` with `max_num_tokens` (a multiple of 256) tokens, zeroed and ready for a `Generator`.
 
-    It takes `tokens * layers * KV heads * (head size + value size) * 4` bytes.
+    It takes `tokens * layers * KV heads * (head size + value size) * 4` bytes, and frees them with the last reference.
     """
     cache = Cache(model, max_num_tokens=max_num_tokens, layer_type=CpuCacheLayer, max_batch_size=max_batch_size)
     for layer in cache.layers.values():
         layer.alloc(torch.device("cpu"))
     cache.initialized = True
+    # A cache is attached for models whose loader allocates it; here that would only keep it alive.
+    cache.detach_from_model()
     return cache
 
 

@@ -1,5 +1,7 @@
 """Pages of keys and values."""
 
+import gc
+import weakref
 from typing import Any
 
 import torch
@@ -25,3 +27,11 @@ def test_a_partial_page_is_copied_up_to_where_it_matches(tiny: Any) -> None:
     for tensor in cache.get_all_tensors():
         assert tensor[1, :7].eq(1).all()
         assert tensor[1, 7:].eq(0).all()
+
+
+def test_a_cache_that_nobody_uses_is_freed(tiny: Any) -> None:
+    freed = weakref.ref(make_cache(tiny.model, 512))
+    gc.collect()
+    assert freed() is None
+    assert not tiny.model.cache_weakrefs
+    assert not any(site.cache_layers for site in tiny.model.get_cache_layers())
