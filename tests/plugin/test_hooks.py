@@ -56,9 +56,11 @@ async def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     )
     gateway = Gateway.open(config, {})
     running_gateway.start(gateway)
-    async with asyncio.timeout(5):
-        while gateway.capture is None:
-            await asyncio.sleep(0.005)  # a gateway tells nobody when its store is open
+    for _ in range(1000):  # a gateway tells nobody when its store is open
+        if gateway.capture is not None:
+            break
+        await asyncio.sleep(0.005)
+    assert gateway.capture is not None
     yield gateway.capture
     await gateway.stop()
 
@@ -157,10 +159,10 @@ async def test_a_model_whose_capture_is_off_counts_nothing(heads: Capture) -> No
     assert sightings(heads, "private") == 0
 
 
-@pytest.mark.parametrize("messages", [None, 3, [], "x", [None], [{"role": "system", "content": 3}], [{"content": {}}]])
 @pytest.mark.parametrize("call_type", ["acompletion", "anthropic_messages", "aresponses", "aembedding", "", None])
-async def test_no_body_makes_it_raise(heads: Capture, messages: Any, call_type: Any) -> None:
-    await call({"model": "local", "messages": messages, "system": messages, "input": messages}, call_type)
+async def test_no_body_makes_it_raise(heads: Capture, call_type: Any) -> None:
+    for part in (None, 3, [], "x", [None], [{"role": "system", "content": 3}], [{"content": {}}]):
+        await call({"model": "local", "messages": part, "system": part, "input": part, "tools": part}, call_type)
 
 
 async def test_a_router_that_fails_costs_no_request(heads: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
