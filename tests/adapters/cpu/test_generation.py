@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -228,3 +229,21 @@ def test_defragmenting_moves_pages_and_keeps_what_they_hold(tiny: Any, answer: A
     again = answer(generator, *(job(ids, 6) for ids in prompts))
     assert [found.token_ids for found in again] == expected
     assert all(found.last["cached_tokens"] for found in again)
+
+
+def test_under_pressure_every_answer_is_still_its_own(tiny: Any, answer: Any, job: Any, token_ids: Any) -> None:
+    """Many prompts with shared heads in a small cache with a tier behind it: pages are shared, evicted, restored."""
+    generator = tiny.generator(max_num_tokens=2048, cpu_cache_size=2 << 20)
+    heads = [token_ids(length, seed=length) for length in (300, 520, 700)]
+    random = Random(5)
+    for wave in range(4):
+        prompts = []
+        for _ in range(5):
+            head = random.choice(heads)[:, : random.choice([200, 256, 299])]
+            prompts.append(torch.cat([head, token_ids(random.randint(1, 300), seed=random.randint(0, 9))], 1))
+        found = answer(generator, *(job(ids, random.randint(1, 40), max_rq_tokens=256) for ids in prompts))
+        for ids, one in zip(prompts, found, strict=True):
+            assert one.token_ids == plain_choices(tiny, ids, one.token_ids)[:-1], wave
+        assert not generator.pagetable.referenced_pages
+    assert generator.cpu_page_cache.metrics["restores"] > 0
+    generator.close()
