@@ -300,6 +300,7 @@ class Capture:
             logger.debug("the loop has ended")
 
     def _removed(self, model_key: str, digests: list[str]) -> None:
+        # A head that was kept anew since is captured once more at its next sighting, which changes nothing.
         model = self._models.get(model_key)
         if model is not None:
             model.captured.difference_update(digests)

@@ -512,7 +512,7 @@ async def test_no_prompt_reaches_the_log(world: World, caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_memory_and_disk_agree_after_all_has_happened_at_once(world: World, seed: int) -> None:
+async def test_memory_claims_nothing_that_the_disk_lacks_when_all_happens_at_once(world: World, seed: int) -> None:
     capture = await world.open(flush_seconds=0.001, max_entries=6)
     rng = random.Random(seed)
     found: dict[str, str] = {}
@@ -538,8 +538,9 @@ async def test_memory_and_disk_agree_after_all_has_happened_at_once(world: World
     await asyncio.sleep(0)
     on_disk = {entry.digest for entry in await capture.entries(MODEL)}
     in_memory = {digest for digest, text in found.items() if capture.observe(MODEL, seen(text), "key-1").known}
-    assert in_memory == on_disk
-    assert len(on_disk) <= 6
+    # The other way round is allowed: a head of which late news says it was removed is captured again, to no harm.
+    assert in_memory <= on_disk
+    assert 0 < len(on_disk) <= 6
 
 
 def test_a_process_that_forgets_to_close_ends_at_once(tmp_path: Path) -> None:
