@@ -69,8 +69,7 @@ class HostedEngine:
             raise LoadFailed(f"no engine is called {engine_name!r}; choose one of {', '.join(engine_names())}")
         child = await ChildProcess.start(engine_name)
         try:
-            child.connection.send(wire.Load(settings))
-            return cls(child, await _loaded(child, report))
+            return cls(child, await _loaded(child, settings, report))
         except BaseException:
             child.kill()
             await child.wait()
@@ -215,8 +214,9 @@ class HostedEngine:
             self._fail(request_id, type(self._unavailable)(self._unavailable.message))
 
 
-async def _loaded(child: ChildProcess, report: Callable[[LoadProgress], None]) -> EngineInfo:
+async def _loaded(child: ChildProcess, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> EngineInfo:
     try:
+        child.connection.send(wire.Load(settings))
         while True:
             match await child.connection.receive():
                 case wire.Loading(progress=progress):

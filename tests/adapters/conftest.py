@@ -15,7 +15,7 @@ from exllamav3_adapters.registry import find_engine
 # Small, so that a few pages of prompt put the cache under pressure; slow enough to meet a fake at work.
 SETTINGS = EngineSettings(
     model_key="conformance",
-    model=ModelOptions(model_dir="demo", max_seq_len=1536, cache_size=2048, chunk_size=256, max_batch_size=4),
+    model=ModelOptions(model_dir="demo", max_seq_len=1280, cache_size=1536, chunk_size=256, max_batch_size=4),
 )
 FAKE_PACE = {
     "EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE": "0.01",

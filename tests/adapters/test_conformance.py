@@ -87,8 +87,8 @@ async def test_an_engine_has_every_call_of_the_contract(engine: Engine) -> None:
     assert isinstance(engine, Engine)
     assert engine.info.model_key == "conformance"
     assert engine.info.page_size == PAGE
-    assert engine.info.context_length == 1536
-    assert engine.info.cache_tokens == 2048
+    assert engine.info.context_length == 1280
+    assert engine.info.cache_tokens == 1536
     assert engine.info.cache_fingerprint
 
 
@@ -292,7 +292,7 @@ async def test_leaving_while_the_answer_is_generated_frees_its_pages(engine: Eng
 
 
 async def test_leaving_during_prefill_frees_its_pages_and_keeps_no_request_waiting(engine: Engine) -> None:
-    stream = engine.generate(await prompt_of(engine, 1400, "leaving"), greedy())
+    stream = engine.generate(await prompt_of(engine, 1200, "leaving"), greedy())
     await read_until(stream, Started)
     await stream.aclose()
     await stream.aclose()
@@ -310,7 +310,7 @@ async def test_leaving_the_queue_leaves_the_others_alone(engine: Engine) -> None
 
 
 async def test_a_reader_whose_task_is_cancelled_cancels_the_request(engine: Engine) -> None:
-    stream = engine.generate(await prompt_of(engine, 1400, "tasks"), greedy(100))
+    stream = engine.generate(await prompt_of(engine, 1200, "tasks"), greedy(100))
     await read_until(stream, Started)
     reader = asyncio.create_task(run(stream))
     await asyncio.sleep(0)
@@ -321,7 +321,7 @@ async def test_a_reader_whose_task_is_cancelled_cancels_the_request(engine: Engi
 
 
 async def test_leaving_a_prefill_frees_its_pages(engine: Engine) -> None:
-    stream = engine.prefill(await prompt_of(engine, 1400, "abandon"))
+    stream = engine.prefill(await prompt_of(engine, 1200, "abandon"))
     await read_until(stream, PrefillProgress)
     await stream.aclose()
     await until_idle(engine)
@@ -340,7 +340,7 @@ async def test_a_prompt_that_was_prefilled_is_hit(engine: Engine) -> None:
 
 
 async def test_a_prefill_lets_a_request_go_first_and_then_completes(engine: Engine) -> None:
-    prompt = await prompt_of(engine, 1400, "patience")
+    prompt = await prompt_of(engine, 1200, "patience")
     order: list[str] = []
 
     async def prefill() -> None:
@@ -356,7 +356,7 @@ async def test_a_prefill_lets_a_request_go_first_and_then_completes(engine: Engi
     await waiting
     assert order == ["request", "prefill"]
     _, finished = await run(engine.generate(prompt, greedy(2)))
-    assert finished.cached_tokens >= 1400 // PAGE * PAGE
+    assert finished.cached_tokens >= 1200 // PAGE * PAGE
 
 
 async def test_pinned_pages_survive_pressure_and_unpinned_ones_do_not(engine: Engine) -> None:
@@ -390,11 +390,11 @@ async def test_unpinning_a_prompt_leaves_what_another_pin_holds(engine: Engine) 
 async def fill_cache(engine: Engine, topic: str) -> None:
     """Prompts and answers whose pages together are more than the cache's."""
     for part in range(2):
-        await run(engine.generate(await prompt_of(engine, 4 * PAGE, f"{topic}{part}"), greedy(2)))
+        await run(engine.generate(await prompt_of(engine, 3 * PAGE, f"{topic}{part}"), greedy(2)))
 
 
 async def test_no_more_than_the_allowed_part_of_the_cache_is_pinned(engine: Engine) -> None:
-    prompt = await prompt_of(engine, 5 * PAGE + 10, "greed")
+    prompt = await prompt_of(engine, 4 * PAGE + 10, "greed")
     done = await read_until(engine.prefill(prompt, pin=True), Prefilled)
     assert done.pinned_tokens <= engine.info.cache_tokens // 2
     assert (await engine.stats()).cache_tokens_pinned <= engine.info.cache_tokens // 2

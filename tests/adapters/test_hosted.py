@@ -191,6 +191,12 @@ async def test_a_load_that_fails_raises_the_childs_reason_and_leaves_no_process(
     assert children() <= known
 
 
+async def test_settings_that_cannot_travel_fail_the_load() -> None:
+    settings = EngineSettings(model_key="half a \ud83e", model=ModelOptions(model_dir="demo"))
+    with pytest.raises(LoadFailed, match="settings cannot be sent"):
+        await HostedEngine.load("fake", settings, lambda progress: None)
+
+
 async def test_an_engine_that_is_not_registered_fails_the_load() -> None:
     with pytest.raises(LoadFailed, match=r"no engine is called 'warp'; .*cpu, cuda, fake"):
         await HostedEngine.load("warp", SETTINGS, lambda progress: None)
