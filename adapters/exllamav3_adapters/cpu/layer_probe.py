@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from exllamav3.constants import PAGE_SIZE
 
-from exllamav3_adapters.cpu.attention import ATTENTION, AttentionSite, PagedBatch, PagedLayer, UnsupportedAttention
+from exllamav3_adapters.cpu.attention import ATTENTION, AttentionSite, UnsupportedAttention
+from exllamav3_adapters.cpu.paged_batch import PagedBatch, PagedLayer
 
 _PROBE_TOKENS = 8
 # Relative to the largest logit; float32 rounding is below 1e-5.

@@ -17,17 +17,11 @@ from exllamav3 import Cache
 from transformers.utils import logging as transformers_logging
 
 from exllamav3_adapters.contract import LoadProgress
-from exllamav3_adapters.cpu.attention import (
-    ATTENTION,
-    AttentionSite,
-    PagedBatch,
-    PagedLayer,
-    UnsupportedAttention,
-    register,
-)
+from exllamav3_adapters.cpu.attention import ATTENTION, AttentionSite, UnsupportedAttention, register
 from exllamav3_adapters.cpu.cache_layer import CpuCacheLayer
 from exllamav3_adapters.cpu.layer_probe import find_attention_sites
 from exllamav3_adapters.cpu.model_folder import read_model_config
+from exllamav3_adapters.cpu.paged_batch import PagedBatch, PagedLayer
 from exllamav3_adapters.errors import LoadFailed
 
 # Layers whose state is pages of keys and values, and nothing else.

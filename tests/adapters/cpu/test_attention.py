@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exllamav3_adapters.cpu.attention import PagedBatch
 from exllamav3_adapters.cpu.model import CpuModel, make_cache
+from exllamav3_adapters.cpu.paged_batch import PagedBatch
 
 LENGTH = 700
 CHUNKS = [256, 256, 150, 1, 1, 36]
