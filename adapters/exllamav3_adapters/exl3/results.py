@@ -82,11 +82,26 @@ def _finished(request: Request, result: dict[str, Any]) -> list[Finished]:
 def _text(request: Request, result: dict[str, Any], id_to_piece: list[str]) -> list[Text]:
     if request.params.top_logprobs is not None and "token_probs" in result:
         request.held_logprobs += _logprobs(result, id_to_piece)
-    text = result.get("text", "")
+    text = _released_text(result)
     if not text:
         return []
     logprobs, request.held_logprobs = tuple(request.held_logprobs), []
     return [Text(text=text, logprobs=logprobs)]
+
+
+def _released_text(result: dict[str, Any]) -> str:
+    """The text that a result adds to the answer. At the end exllamav3 1.6.5 gives too little or too much."""
+    text: str = result.get("text", "")
+    match result.get("eos_reason"):
+        case "stop_token":
+            # It drops what it held back in case a stop string would come of it; none has.
+            held: str = result.get("held", {}).get("text", "")
+            return text + held.removesuffix(result["eos_triggering_token_str"])
+        case "stop_string":
+            # Where the held text has an incomplete character it decodes the held tokens anew, stop string and all.
+            return text.partition(result["eos_triggering_string"])[0]
+        case _:
+            return text
 
 
 def _logprobs(result: dict[str, Any], id_to_piece: list[str]) -> list[TokenLogprob]:

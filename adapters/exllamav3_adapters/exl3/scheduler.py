@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Delivery = tuple[Request, object]
-CLOSED = EngineUnavailable("the engine is closed")
 IDLE_WORK_SECONDS = 0.05
 """Pause between steps of the generator's idle work (writing pages to disk)."""
 
@@ -56,7 +55,7 @@ class Scheduler:
         self._counters: dict[str, float] = dict.fromkeys(
             ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_yields", "failed_jobs"), 0
         )
-        self._broken: EngineError | None = None
+        self._end_reason: EngineUnavailable | None = None
         self._ended = False
         self._ended_lock = threading.Lock()  # no command is queued after the thread has taken its last one
         self._ready = threading.Event()
@@ -74,7 +73,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """From any thread."""
         if not self._post(lambda: self._admit(request)):
-            self._deliver([(request, self._broken or CLOSED)])
+            self._deliver([(request, self._ended_error())])
 
     def cancel(self, request: Request) -> None:
         self._post(lambda: self._release(request))
@@ -90,14 +89,14 @@ class Scheduler:
 
         def command() -> None:
             try:
-                if self._broken is not None:
-                    raise self._broken
+                if self._end_reason is not None:
+                    raise self._ended_error()
                 loop.call_soon_threadsafe(settle, future.set_result, function())
             except Exception as error:
                 loop.call_soon_threadsafe(settle, future.set_exception, error)
 
         if not self._post(command):
-            raise self._broken or CLOSED
+            raise self._ended_error()
         return await future
 
     async def stats(self) -> EngineStats:
@@ -124,6 +123,11 @@ class Scheduler:
 
     # --- on the scheduler's thread -----------------------------------------------------------------------------
 
+    def _ended_error(self) -> EngineUnavailable:
+        """A new object each time: one that is raised in many tasks would gather all their tracebacks."""
+        assert self._end_reason is not None, "nothing but the end of the thread refuses a command"
+        return type(self._end_reason)(self._end_reason.message)
+
     def _run(self) -> None:
         try:
             self._generator = self._make_generator()
@@ -142,9 +146,9 @@ class Scheduler:
         except Exception as error:
             # Anything that escapes a step leaves the generator in a state that nobody knows.
             log.exception("the scheduler broke")
-            self._broken = EngineDied(f"the engine's scheduler broke ({type(error).__name__}: {error})")
+            self._end_reason = EngineDied(f"the engine's scheduler broke ({type(error).__name__}: {error})")
         else:
-            self._broken = CLOSED
+            self._end_reason = EngineUnavailable("the engine is closed")
         self._end()
 
     def _take_commands(self) -> bool:
@@ -212,8 +216,8 @@ class Scheduler:
     def _admit(self, request: Request) -> None:
         if request.stream.complete:  # the reader has left already
             return
-        if self._broken is not None:
-            self._deliver([(request, self._broken)])
+        if self._end_reason is not None:
+            self._deliver([(request, self._ended_error())])
             return
         self._active.add(request)
         if request.background:
@@ -304,13 +308,12 @@ class Scheduler:
         )
 
     def _end(self) -> None:
-        assert self._broken is not None
-        self._deliver([(request, self._broken) for request in self._active])
+        self._deliver([(request, self._ended_error()) for request in self._active])
         self._active.clear()
         self._prefills.clear()
         generator = self._generator
         try:
-            if isinstance(self._broken, EngineDied):
+            if isinstance(self._end_reason, EngineDied):
                 if generator.disk_page_cache is not None:
                     generator.disk_page_cache.abort()  # pages of a broken generator are not to be trusted
             else:

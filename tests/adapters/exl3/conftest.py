@@ -15,10 +15,13 @@ from exllamav3_adapters.cpu.install import install
 
 install()
 
+from exllamav3 import Job
 from tiny_model import write_tiny_model
 
 from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
+from exllamav3_adapters.exl3 import scheduler
 from exllamav3_adapters.exl3.engine import Exl3Engine
+from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.registry import find_engine
 
 Load = Callable[..., Awaitable[Exl3Engine]]
@@ -53,3 +56,21 @@ async def load(tiny_folder: Path) -> AsyncIterator[Load]:
     yield load_engine
     for engine in engines:
         await engine.close()
+
+
+@pytest.fixture
+def on_next_job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], None]], None]:
+    """Has the next job that is queued pass through a function first: to force its tokens, or to make it fail."""
+
+    def arm(change: Callable[[Job], None]) -> None:
+        pending = [change]
+
+        class ChangedJob(GuardedJob):
+            def prepare_for_queue(self, *arguments: Any, **options: Any) -> None:
+                super().prepare_for_queue(*arguments, **options)
+                if pending and not self.is_requeued:
+                    pending.pop()(self)
+
+        monkeypatch.setattr(scheduler, "GuardedJob", ChangedJob)
+
+    return arm

@@ -65,33 +65,12 @@ class BrokenFilter(Filter):  # type: ignore[misc]
         return torch.full((1, self.vocab_size // 32), -1, dtype=torch.int32)
 
 
-@pytest.fixture
-def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], None]], None]:
-    """Has the scheduler's next job pass through a function before it is queued: what a fault in it would do."""
-    from exllamav3_adapters.exl3 import scheduler
-
-    def arm(change: Callable[[Job], None]) -> None:
-        pending = [change]
-
-        class SabotagedJob(scheduler.GuardedJob):
-            def prepare_for_queue(self, *arguments: Any, **options: Any) -> None:
-                super().prepare_for_queue(*arguments, **options)
-                if pending and not self.is_requeued:
-                    pending.pop()(self)
-
-        monkeypatch.setattr(scheduler, "GuardedJob", SabotagedJob)
-
-    return arm
-
-
-async def fails_alone(
-    engine: Exl3Engine, sabotage: Callable[[Callable[[Job], None]], None], change: Any
-) -> EngineError:
+async def fails_alone(engine: Exl3Engine, on_next_job: Any, change: Callable[[Job], None]) -> EngineError:
     """Runs a faulty request among others. Returns its error, having checked that the others are as without it."""
     expected, _ = await answer(engine.generate(prompt(40, seed=1), greedy(24)))
     neighbour = asyncio.create_task(answer(engine.generate(prompt(40, seed=1), greedy(24))))
     await asyncio.sleep(0.01)
-    sabotage(change)
+    on_next_job(change)
     with pytest.raises(JobFailed) as caught:
         await answer(engine.generate(prompt(300, seed=2), greedy(8)))
     assert (await neighbour)[0] == expected
@@ -103,19 +82,19 @@ async def fails_alone(
     return caught.value
 
 
-async def test_a_sampler_that_raises_fails_its_own_job(load: Load, sabotage: Any) -> None:
-    error = await fails_alone(await load(), sabotage, lambda job: job.set_sampler(BrokenSampler()))
+async def test_a_sampler_that_raises_fails_its_own_job(load: Load, on_next_job: Any) -> None:
+    error = await fails_alone(await load(), on_next_job, lambda job: job.set_sampler(BrokenSampler()))
     assert "no such token" in error.message
 
 
 @pytest.mark.parametrize(
     "fails_in", ["attach", "reset", "accept_token", "is_completed", "get_next_logit_mask", "background"]
 )
-async def test_a_filter_that_raises_fails_its_own_job(load: Load, sabotage: Any, fails_in: str) -> None:
+async def test_a_filter_that_raises_fails_its_own_job(load: Load, on_next_job: Any, fails_in: str) -> None:
     def add_filter(job: Job) -> None:
         job.filters = [GuardedFilter(BrokenFilter(job.generator.tokenizer, fails_in))]
 
-    error = await fails_alone(await load(), sabotage, add_filter)
+    error = await fails_alone(await load(), on_next_job, add_filter)
     assert f"{fails_in} is broken" in error.message
 
 
