@@ -71,6 +71,9 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
             failure = litellm_error(error, model)
         raise failure
 
+    async def aembedding(self, *, model: str, **request: Any) -> NoReturn:
+        raise litellm_error(InvalidRequest(f"exllamav3/{model} answers chats and makes no embeddings.", "model"), model)
+
     def completion(self, *, model: str, **request: Any) -> NoReturn:
         """Engines belong to an event loop, which a synchronous call has not."""
         raise litellm_error(InvalidRequest("exllamav3 models answer on an event loop; use litellm.acompletion."), model)
@@ -189,7 +192,7 @@ def _is_retained(capture_enabled: bool, request: Mapping[str, Any]) -> bool:
     """Asked again here, since a fallback of another alias comes without having passed the hook as one of ours."""
     litellm_params = request["litellm_params"]
     # LiteLLM writes what it knows of the key into one or both, depending on the route.
-    bags = [litellm_params.get(name) or {} for name in ("metadata", "litellm_metadata")]
+    bags = [_metadata(litellm_params, name) for name in ("metadata", "litellm_metadata")]
     return all(
         request_is_retained(
             litellm_params,
@@ -206,8 +209,13 @@ def _is_retained(capture_enabled: bool, request: Mapping[str, Any]) -> bool:
 def _is_health_check(litellm_params: Mapping[str, Any]) -> bool:
     """Whether LiteLLM itself asks. Clients can set neither: a request of theirs has the request with it, and the key
     is LiteLLM's to write."""
-    metadata = litellm_params.get("metadata") or {}
+    metadata = _metadata(litellm_params, "metadata")
     return metadata.get("user_api_key") == HEALTH_CHECK_KEY and not litellm_params.get("proxy_server_request")
+
+
+def _metadata(litellm_params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    metadata = litellm_params.get(name)
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _check_health(served: ServedModel) -> None:

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import anthropic
 import openai
 import pytest
-from proxy_process import Proxy, config
-
-FAKE = {"engine": "fake", "model": {"model_dir": "demo", "max_seq_len": 8192}}
+from proxy_process import FAKE, Proxy, config, openai_client
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +42,6 @@ def slow_client(slow_proxy: Proxy) -> openai.OpenAI:
 @pytest.fixture
 def anthropic_client(proxy: Proxy) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=proxy.base_url, api_key=proxy.master_key, max_retries=0, timeout=30)
-
-
-def openai_client(proxy: Proxy) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{proxy.base_url}/v1", api_key=proxy.master_key, max_retries=0, timeout=30)
 
 
 def _running(proxy: Proxy) -> Iterator[Proxy]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import yaml
 
@@ -22,6 +23,7 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
 MOCK_ANSWER = "hello from the mock"
+FAKE = {"engine": "fake", "model": {"model_dir": "demo", "max_seq_len": 8192}}
 
 
 def config(models: Mapping[str, Any], **exllamav3_settings: Any) -> dict[str, Any]:
@@ -184,3 +186,7 @@ class Proxy:
             return httpx.get(f"{self.base_url}/health/readiness", timeout=2).status_code == 200
         except httpx.HTTPError:
             return False
+
+
+def openai_client(proxy: Proxy) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{proxy.base_url}/v1", api_key=proxy.master_key, max_retries=0, timeout=30)

@@ -107,7 +107,6 @@ def test_a_fault_in_one_job_is_a_500_once_and_the_model_goes_on(proxy: Proxy, cl
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_anthropic_client_gets_its_own_shape_of_error(anthropic_client: anthropic.Anthropic, stream: bool) -> None:
     messages = [{"role": "user", "content": "x" * 9000}]
     with pytest.raises(anthropic.BadRequestError) as caught:

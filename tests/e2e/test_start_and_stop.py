@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import FAKE, openai_client
-from proxy_process import Proxy, config
+from proxy_process import FAKE, Proxy, config, openai_client
 
 REFUSE_SECONDS = 60.0
 HEAD = "You are an agent that is stopped. " + "Rule: be kind. " * 60

@@ -138,6 +138,28 @@ async def test_a_text_completion_is_refused_rather_than_wrapped_in_a_chat() -> N
         await litellm.atext_completion(model="exllamav3/tiny", prompt="once upon a time")
 
 
+@pytest.mark.usefixtures("loader")
+async def test_an_embedding_is_refused() -> None:
+    with pytest.raises(litellm.BadRequestError, match="no embeddings"):
+        await litellm.aembedding(model="exllamav3/tiny", input=["a"])
+
+
+async def test_where_a_model_cannot_answer_the_routers_fallback_does(loader: LoadFake) -> None:
+    loader.fault = errors.LoadFailed("no")
+    mock = {"model_name": "mock", "litellm_params": {"model": "openai/m", "api_key": "x", "mock_response": "mocked"}}
+    router = litellm.Router(model_list=[*SETTINGS["model_list"], mock], fallbacks=[{"local": ["mock"]}])
+    for stream in (False, True):
+        answer: Any = await router.acompletion(
+            model="local", messages=[{"role": "user", "content": "x"}], stream=stream
+        )
+        text = answer.choices[0].message.content if not stream else await _text(answer)
+        assert text == "mocked"
+
+
+async def _text(stream: Any) -> str:
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
 async def test_a_health_check_neither_loads_nor_runs_a_model(loader: LoadFake) -> None:
     metadata = {"user_api_key": HEALTH_CHECK_KEY}
     assert (await ask(metadata=metadata)).choices[0].message.content == "ok"
