@@ -41,6 +41,15 @@ async def test_a_stop_string_and_what_follows_is_cut(load: Load, on_next_job: An
     assert await forced(load, on_next_job, f"{before}</answer>more", stop=("</answer>",)) == (before, "stop")
 
 
+async def test_a_stop_string_after_a_broken_character_is_cut(load: Load, on_next_job: Any) -> None:
+    engine = await load()
+    before, broken, stop = [(await engine.tokenize(text)).token_ids for text in ("caf", "\u00e9", "</answer>")]
+    forced_ids = torch.tensor([[*before, broken[0], *stop]])
+    on_next_job(lambda job: job.constrain_output_now(forced_ids))
+    answered, _ = await answer(engine.generate(prompt(20), greedy(40, stop=("</answer>",))))
+    assert answered == "caf\ufffd"
+
+
 async def test_the_first_of_several_stop_strings_ends_the_answer(load: Load, on_next_job: Any) -> None:
     assert await forced(load, on_next_job, "one;two.three", stop=(".", ";")) == ("one", "stop")
 
