@@ -18,16 +18,18 @@ _MESSAGE_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id",
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _LEFT_OUT_PARTS: Final = ("thinking", "redacted_thinking")
 """Anthropic's own form of reasoning, which LiteLLM also hands over as `reasoning_content`."""
-_OTHER_MEDIA: Final = {
+OTHER_MEDIA: Final = {
     "image_url": "images",
     "image": "images",
     "input_image": "images",
     "input_audio": "audio",
     "video_url": "video",
+    "audio_url": "audio",
     "file": "files",
     "input_file": "files",
     "document": "documents",
 }
+"""Types of content parts that clients send, and what a text model says it does not read."""
 
 _RESERVED_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -87,7 +89,7 @@ def _part(part: Any, where: str) -> dict[str, str] | None:
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}.text must be a string.", f"{where}.text")
         return {"type": "text", "text": part["text"]}
-    media = _OTHER_MEDIA.get(kind) if isinstance(kind, str) else None
+    media = OTHER_MEDIA.get(kind) if isinstance(kind, str) else None
     if media is not None:
         raise InvalidRequest(f"{where}: this model reads text only, not {media}; remove the part.", where)
     raise InvalidRequest(f"{where}.type must be 'text'; this model reads nothing else.", f"{where}.type")

@@ -12,8 +12,10 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 
+from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.body_check import refuse_malformed
 from litellm_exllamav3.capture import Sighting
-from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS
+from litellm_exllamav3.error_table import error_row
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.head import request_head
 from litellm_exllamav3.retention import request_is_retained
@@ -27,7 +29,10 @@ _PREFIX: Final = f"{PROVIDER}/"
 
 
 class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types for us
-    """Counts the heads of requests to our models. Edits nothing, waits for nothing, takes under a millisecond."""
+    """Counts the heads of requests to our models, and refuses what LiteLLM would fail on by itself.
+
+    Edits nothing, waits for nothing, takes under a millisecond.
+    """
 
     async def async_pre_call_hook(
         self, user_api_key_dict: UserAPIKeyAuth, cache: Any, data: dict[str, Any], call_type: str
@@ -40,9 +45,8 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
         except Exception as error:
             # Counting must never cost a request. Without the error's text, which may quote one.
             logger.warning("a request's head was not counted: %s", type(error).__name__)
-        if target.is_ours_alone and call_type == "atext_completion":
-            # Here, since with token ids LiteLLM itself fails before it asks a provider, and then tries again.
-            raise ProxyException(message=NO_TEXT_COMPLETIONS, type="invalid_request_error", param="prompt", code=400)
+        if target.is_ours_alone:
+            _refuse_malformed(data, call_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,17 @@ def _key(params: Mapping[str, Any]) -> str | None:
     if model.startswith(_PREFIX):
         return str(model.removeprefix(_PREFIX))
     return model if params.get("custom_llm_provider") == PROVIDER else None
+
+
+def _refuse_malformed(data: Mapping[str, Any], call_type: str) -> None:
+    try:
+        refuse_malformed(data, call_type)
+    except InvalidRequest as error:
+        row = error_row(error)
+        refusal = ProxyException(message=error.message, type=row.type, param=error.param, code=row.status)
+    else:
+        return
+    raise refusal
 
 
 def _observe(keys: tuple[str, ...], user: UserAPIKeyAuth, data: dict[str, Any], call_type: str) -> list[Sighting]:

@@ -44,7 +44,13 @@ def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
     ("body", "param", "says"),
     [
         ({"messages": []}, "messages", "at least one message"),
+        ({"messages": "hello"}, "messages", "must be a list"),
+        ({"messages": [3]}, "messages[0]", "must be an object"),
+        ({"messages": [{}]}, "messages[0].role", "must be one of"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a string or a list"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "a content part"),
+        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type", "'text'"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only, not images"),
         ({"temperature": -1}, "temperature", "at least 0"),
         ({"temperature": "hot"}, "temperature", "not a string"),
@@ -54,6 +60,9 @@ def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
         ({"top_k": 1.5}, "top_k", "an integer"),
         ({"n": 2}, "n", "not supported yet"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"response_format": "json"}, "response_format", "an object"),
+        ({"timeout": "soon"}, "timeout", "a number of seconds"),
+        ({"custom_llm_provider": "openai"}, "custom_llm_provider", "remove it"),
         ({"temprature": 1}, "temprature", "Did you mean temperature?"),
     ],
 )
