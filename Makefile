@@ -1,6 +1,6 @@
 # `make demo` and `make serve` set up what they need, once. `make test` is what a change must pass.
 
-.PHONY: demo serve test test-full ready clean
+.PHONY: demo serve test test-full bench ready clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,6 +34,10 @@ test: ready
 
 test-full: ready
 	$(BIN)/pytest -m full
+
+# Takes a quarter of an hour; nothing else should run on the machine meanwhile.
+bench: ready
+	$(BIN)/python benchmarks/serving.py $(BENCH)
 
 # Converts the demo model the first time, and otherwise only looks whether it is there.
 ready: $(VENV)/installed
