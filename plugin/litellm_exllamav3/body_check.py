@@ -7,12 +7,28 @@ Looks at shapes alone, so that it costs a long chat some tens of microseconds; t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from exllamav3_adapters.errors import InvalidRequest
 from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, OTHER_MEDIA, ROLES
 
 _PART_TYPES: Final = frozenset({"text", *OTHER_MEDIA})
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    messages: str
+    """The field that holds them."""
+    objects: tuple[str, ...]
+    """Fields that LiteLLM takes for objects without looking."""
+
+
+_ROUTES: Final = {
+    "acompletion": _Route("messages", ("response_format",)),
+    "anthropic_messages": _Route("messages", ("thinking", "tool_choice")),
+    "aresponses": _Route("input", ()),
+}
 
 
 def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
@@ -25,36 +41,45 @@ def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
     timeout = body.get("timeout")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
         raise InvalidRequest("timeout must be a number of seconds.", "timeout")
-    if call_type == "acompletion":
-        _refuse_malformed_chat(body)
+    route = _ROUTES.get(call_type)
+    if route is None:
+        return
+    for name in route.objects:
+        if not isinstance(body.get(name), dict | None):
+            raise InvalidRequest(f"{name} must be an object.", name)
+    _refuse_malformed_messages(body.get(route.messages), route.messages, call_type)
 
 
-def _refuse_malformed_chat(body: Mapping[str, Any]) -> None:
-    response_format = body.get("response_format")
-    if response_format is not None and not isinstance(response_format, Mapping):
-        raise InvalidRequest("response_format must be an object with a type.", "response_format")
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        raise InvalidRequest("messages must be a list of messages.", "messages")
+def _refuse_malformed_messages(messages: Any, name: str, call_type: str) -> None:
+    if isinstance(messages, str) and call_type == "aresponses":
+        return
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest(f"{name} must be a list of at least one message.", name)
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise InvalidRequest(f"messages[{index}] must be an object with a role and content.", f"messages[{index}]")
-        if message.get("role") not in ROLES:
-            where = f"messages[{index}].role"
+            raise InvalidRequest(f"{name}[{index}] must be an object.", f"{name}[{index}]")
+        if call_type == "acompletion" and message.get("role") not in ROLES:
+            where = f"{name}[{index}].role"
             raise InvalidRequest(f"{where} must be one of {', '.join(ROLES)}.", where)
         content = message.get("content")
         if content is not None and not isinstance(content, str):
-            _refuse_malformed_content(content, f"messages[{index}].content", message["role"])
+            _refuse_malformed_content(content, f"{name}[{index}].content")
+            if call_type == "acompletion" and message["role"] == "user":
+                _refuse_unknown_parts(content, f"{name}[{index}].content")
 
 
-def _refuse_malformed_content(content: Any, where: str, role: str) -> None:
+def _refuse_malformed_content(content: Any, where: str) -> None:
     if not isinstance(content, list):
         raise InvalidRequest(f"{where} must be a string or a list of content parts.", where)
     for index, part in enumerate(content):
         if not isinstance(part, dict):
             place = f"{where}[{index}]"
             raise InvalidRequest(f"{place} must be a content part: an object with a type.", place)
+
+
+def _refuse_unknown_parts(content: list[dict[str, Any]], where: str) -> None:
+    for index, part in enumerate(content):
         kind = part.get("type")
-        if role == "user" and (not isinstance(kind, str) or kind not in _PART_TYPES):
+        if not isinstance(kind, str) or kind not in _PART_TYPES:
             place = f"{where}[{index}].type"
             raise InvalidRequest(f"{place} must be 'text'; this model reads nothing else.", place)

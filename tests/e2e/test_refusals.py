@@ -44,7 +44,7 @@ def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
     ("body", "param", "says"),
     [
         ({"messages": []}, "messages", "at least one message"),
-        ({"messages": "hello"}, "messages", "must be a list"),
+        ({"messages": "hello"}, "messages", "a list of at least one message"),
         ({"messages": [3]}, "messages[0]", "must be an object"),
         ({"messages": [{}]}, "messages[0].role", "must be one of"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of"),
@@ -121,6 +121,28 @@ def test_an_anthropic_client_gets_its_own_shape_of_error(anthropic_client: anthr
     with pytest.raises(anthropic.BadRequestError) as caught:
         anthropic_client.messages.create(model="tiny", max_tokens=9, messages=messages, stream=stream)  # type: ignore[call-overload]
     assert "8192" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": "x"}),
+        ("/v1/messages", {"messages": []}),
+        ("/v1/messages", {"messages": [3]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": ["x"]}]}),
+        ("/v1/messages", {"tool_choice": "x"}),
+        ("/v1/messages", {"thinking": 3}),
+        ("/v1/responses", {"input": 3}),
+        ("/v1/responses", {"input": [3]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": 3}]}),
+    ],
+)
+def test_malformed_bodies_of_other_routes_are_400_at_once(proxy: Proxy, path: str, body: dict[str, Any]) -> None:
+    began = time.monotonic()
+    answer = post(proxy, path, **{"max_tokens": 5, **body})
+    assert answer.status_code == 400, answer.text
+    assert "Traceback" not in answer.text
+    assert time.monotonic() - began < 1
 
 
 def test_the_log_holds_neither_prompts_nor_keys(proxy: Proxy) -> None:

@@ -1,0 +1,68 @@
+"""Which bodies are refused before LiteLLM fails on them, and that no good one is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.body_check import refuse_malformed
+
+USER = {"role": "user", "content": "hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+TOOL_USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("call_type", "body"),
+    [
+        ("acompletion", {"messages": [USER]}),
+        ("acompletion", {"messages": [USER], "response_format": {"type": "text"}, "timeout": 3, "thinking": 3}),
+        ("acompletion", {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, USER]}),
+        ("acompletion", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]}),
+        ("acompletion", {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}),
+        ("anthropic_messages", {"messages": [USER, TOOL_USE], "tool_choice": {"type": "auto"}, "thinking": {}}),
+        ("aresponses", {"input": "hi"}),
+        ("aresponses", {"input": [{"role": "user", "content": "hi"}, {"type": "function_call_output", "output": "4"}]}),
+        ("aembedding", {"input": 3}),
+        ("something new", {}),
+    ],
+)
+def test_a_good_body_passes(call_type: str, body: dict[str, Any]) -> None:
+    refuse_malformed(body, call_type)
+
+
+@pytest.mark.parametrize(
+    ("call_type", "body", "param"),
+    [
+        ("acompletion", {}, "messages"),
+        ("acompletion", {"messages": []}, "messages"),
+        ("acompletion", {"messages": [USER, 3]}, "messages[1]"),
+        ("acompletion", {"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
+        ("acompletion", {"messages": [{"role": "tool", "content": {}}]}, "messages[0].content"),
+        ("acompletion", {"messages": [{"role": "user", "content": [IMAGE, 3]}]}, "messages[0].content[1]"),
+        ("acompletion", {"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0].type"),
+        ("acompletion", {"messages": [USER], "timeout": True}, "timeout"),
+        ("acompletion", {"messages": [USER], "custom_llm_provider": "openai"}, "custom_llm_provider"),
+        ("anthropic_messages", {"messages": [USER], "thinking": "on"}, "thinking"),
+        ("aresponses", {"input": []}, "input"),
+        ("aresponses", {"input": [{"content": 3}]}, "input[0].content"),
+        ("atext_completion", {"prompt": [1, 2]}, "prompt"),
+    ],
+)
+def test_a_malformed_body_is_refused_with_its_place(call_type: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        refuse_malformed(body, call_type)
+    assert caught.value.param == param
+
+
+def test_a_long_chat_is_checked_in_a_fraction_of_a_millisecond() -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 500}
+    times = []
+    for _ in range(50):
+        began = time.thread_time()
+        refuse_malformed(body, "acompletion")
+        times.append(time.thread_time() - began)
+    assert sorted(times)[25] < 0.001
