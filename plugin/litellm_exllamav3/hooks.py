@@ -14,7 +14,6 @@ from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 
 from exllamav3_adapters.errors import InvalidRequest
 from litellm_exllamav3.body_check import refuse_malformed
-from litellm_exllamav3.capture import Sighting
 from litellm_exllamav3.error_table import error_row
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.head import request_head
@@ -38,15 +37,16 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
         self, user_api_key_dict: UserAPIKeyAuth, cache: Any, data: dict[str, Any], call_type: str
     ) -> None:
         # LiteLLM calls only a hook that the instance's own class defines.
-        target = _Target()
+        leave_sightings(())  # in case another request's are left in this context
         try:
             target = _target(data, user_api_key_dict)
-            leave_sightings(_observe(target.keys, user_api_key_dict, data, call_type) if target.keys else ())
         except Exception as error:
-            # Counting must never cost a request. Without the error's text, which may quote one.
-            logger.warning("a request's head was not counted: %s", type(error).__name__)
+            logger.warning("the proxy's router was not understood, and nothing is counted: %s", type(error).__name__)
+            return
         if target.is_ours_alone:
             _refuse_malformed(data, call_type)
+        if target.keys:
+            _count(target.keys, user_api_key_dict, data, call_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,18 @@ def _refuse_malformed(data: Mapping[str, Any], call_type: str) -> None:
     raise refusal
 
 
-def _observe(keys: tuple[str, ...], user: UserAPIKeyAuth, data: dict[str, Any], call_type: str) -> list[Sighting]:
+def _count(keys: tuple[str, ...], user: UserAPIKeyAuth, data: Mapping[str, Any], call_type: str) -> None:
     gateway = current_gateway()
     if gateway is None or gateway.capture is None:
-        return []
-    retained = [key for key in keys if _is_retained(gateway.settings.models.get(key), user, data)]
-    head = request_head(data, call_type) if retained else None
-    if head is None:
-        return []
-    return [gateway.capture.observe(key, head, user.api_key or "") for key in retained]
+        return
+    try:
+        retained = [key for key in keys if _is_retained(gateway.settings.models.get(key), user, data)]
+        head = request_head(data, call_type) if retained else None
+        if head is not None:
+            leave_sightings([gateway.capture.observe(key, head, user.api_key or "") for key in retained])
+    except Exception as error:
+        # Counting must never cost a request. Without the error's text, which may quote one.
+        logger.warning("a request's head was not counted: %s", type(error).__name__)
 
 
 def _is_retained(settings: ModelSettings | None, user: UserAPIKeyAuth, data: Mapping[str, Any]) -> bool:

@@ -45,8 +45,6 @@ logger = logging.getLogger("litellm_exllamav3")
 
 HEALTH_CHECK_KEY: Final = "litellm-internal-health-check"
 
-_OBJECT_IDS: Final = "chatcmpl-"
-
 
 class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no types for us
     """Serves `exllamav3/<model key>`. Everything runs on the loop; the engines run elsewhere."""
@@ -250,7 +248,7 @@ def _usage(finished: Finished) -> Usage:
 
 
 def _new_id() -> str:
-    return _OBJECT_IDS + uuid.uuid4().hex
+    return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 handler = Exllamav3Provider()

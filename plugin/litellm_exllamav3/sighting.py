@@ -15,7 +15,7 @@ _SIGHTINGS: ContextVar[tuple[Sighting, ...]] = ContextVar("litellm_exllamav3_sig
 
 
 def leave_sightings(sightings: Iterable[Sighting]) -> None:
-    """Called by the hook for each request, also with none: another request's may be left in the context."""
+    """In place of any that are there."""
     _SIGHTINGS.set(tuple(sightings))
 
 

@@ -67,6 +67,25 @@ def test_a_changing_nonce_is_one_head_and_is_hit(proxy: Proxy, client: openai.Op
     assert b"cch=" not in state_bytes(proxy)
 
 
+def test_claude_codes_changing_block_is_one_head_and_is_hit(
+    proxy: Proxy, anthropic_client: anthropic.Anthropic
+) -> None:
+    rest, before = new_head(), captured(proxy)["captured"]
+    cached = []
+    for nonce in ("a1f", "9c2", "77b"):
+        line = f"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={nonce};"
+        message = anthropic_client.messages.create(
+            model="tiny",
+            max_tokens=9,
+            system=[{"type": "text", "text": line}, {"type": "text", "text": rest}],
+            messages=[{"role": "user", "content": "say: ok"}],
+        )
+        cached.append(message.usage.cache_read_input_tokens or 0)
+    assert captured(proxy)["captured"] == before + 1
+    assert cached[0] < 256
+    assert min(cached[1:]) >= len(rest) // 256 * 256
+
+
 def test_tools_in_another_key_order_are_one_head(proxy: Proxy, client: openai.OpenAI) -> None:
     head, before = new_head(), captured(proxy)
     function = TOOLS[0]["function"]

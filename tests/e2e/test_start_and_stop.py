@@ -29,9 +29,9 @@ def new_proxy(tmp_path: Path) -> Iterator[Any]:
         proxy.clean_up()
 
 
-def say(proxy: Proxy, text: str = "ok") -> None:
-    messages = [{"role": "system", "content": HEAD}, {"role": "user", "content": f"say: {text}"}]
-    openai_client(proxy).chat.completions.create(model="tiny", messages=messages)  # type: ignore[arg-type]
+def say(proxy: Proxy, model: str = "tiny") -> None:
+    messages = [{"role": "system", "content": HEAD}, {"role": "user", "content": "say: ok"}]
+    openai_client(proxy).chat.completions.create(model=model, messages=messages)  # type: ignore[arg-type]
 
 
 def test_a_stopped_proxy_leaves_nothing_and_a_killed_one_no_engine(new_proxy: Any) -> None:
@@ -44,6 +44,9 @@ def test_a_stopped_proxy_leaves_nothing_and_a_killed_one_no_engine(new_proxy: An
     for _ in range(2):
         say(proxy)
     assert len(proxy.engines()) == 1
+    say(proxy, model="lazy")
+    assert proxy.stats("lazy")["state"] == "ready"
+    assert len(proxy.engines()) == 2
     endless = threading.Thread(target=_read_until_it_breaks, args=(proxy,))
     endless.start()
     proxy.wait_until(lambda: proxy.stats("tiny")["requests_active"] == 1, 5, "the stream to begin")

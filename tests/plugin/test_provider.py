@@ -44,10 +44,12 @@ class LoadFake:
     def __init__(self) -> None:
         self.engines: list[FakeEngine] = []
         self.fault: Exception | None = None
+        self.seconds = 0.0
 
     async def __call__(self, name: str, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:
         if self.fault is not None:
             raise self.fault
+        await asyncio.sleep(self.seconds)
         self.engines.append(FakeEngine(settings, seconds_per_token=SECONDS_PER_TOKEN))
         return self.engines[-1]
 
@@ -118,6 +120,18 @@ async def test_an_unknown_key_is_404_and_names_the_nearest(stream: bool) -> None
 @pytest.mark.parametrize("limit", [0.1, httpx.Timeout(5, read=0.1)])
 async def test_the_requests_own_timeout_is_kept(limit: Any) -> None:
     assert isinstance(await refused(content=f"say: {'x' * 2000}", timeout=limit), litellm.Timeout)
+
+
+async def test_a_request_that_comes_while_the_model_loads_waits(loader: LoadFake) -> None:
+    loader.seconds = 0.1
+    assert (await ask()).choices[0].message.content == "hello"
+
+
+async def test_a_request_whose_model_is_not_there_in_time_gets_503(loader: LoadFake) -> None:
+    loader.seconds = 60
+    error = await refused(timeout=0.1)
+    assert isinstance(error, litellm.ServiceUnavailableError)
+    assert "still loading" in str(error)
 
 
 @pytest.mark.usefixtures("loader")
