@@ -12,9 +12,9 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 
-from exllamav3_adapters.errors import InvalidRequest
+from exllamav3_adapters.errors import EngineError, InvalidRequest
 from litellm_exllamav3.body_check import refuse_malformed
-from litellm_exllamav3.error_table import error_row
+from litellm_exllamav3.error_table import error_row, retry_after_header
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.head import request_head
 from litellm_exllamav3.retention import request_is_retained
@@ -25,6 +25,8 @@ from litellm_exllamav3.sighting import leave_sightings
 logger = logging.getLogger("litellm_exllamav3")
 
 _PREFIX: Final = f"{PROVIDER}/"
+_ROUTES_WITHOUT_ERRORS: Final = ("anthropic_messages", "aresponses")
+"""Where LiteLLM tries again, or answers 200 and puts the error into the stream, or drops `retry-after`."""
 
 
 class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types for us
@@ -44,7 +46,7 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
             logger.warning("the proxy's router was not understood, and nothing is counted: %s", type(error).__name__)
             return
         if target.is_ours_alone:
-            _refuse_malformed(data, call_type)
+            await _refuse(target, data, call_type)
         if target.keys:
             _count(target.keys, user_api_key_dict, data, call_type)
 
@@ -56,6 +58,8 @@ class _Target:
     keys: tuple[str, ...] = ()
     """Of our models."""
     is_ours_alone: bool = False
+    has_fallbacks: bool = False
+    """Another alias may answer where this one cannot."""
 
 
 def _target(data: Mapping[str, Any], user: UserAPIKeyAuth) -> _Target:
@@ -67,7 +71,11 @@ def _target(data: Mapping[str, Any], user: UserAPIKeyAuth) -> _Target:
     deployments = router.get_model_list(model_name=alias, team_id=user.team_id) or ()
     keys = [_key(deployment["litellm_params"]) for deployment in deployments]
     ours = tuple(dict.fromkeys(key for key in keys if key is not None))
-    return _Target(ours, bool(ours) and None not in keys)
+    return _Target(
+        keys=ours,
+        is_ours_alone=bool(ours) and None not in keys,
+        has_fallbacks=bool(router.fallbacks or data.get("fallbacks") or user.router_settings),
+    )
 
 
 def _key(params: Mapping[str, Any]) -> str | None:
@@ -78,15 +86,36 @@ def _key(params: Mapping[str, Any]) -> str | None:
     return model if params.get("custom_llm_provider") == PROVIDER else None
 
 
-def _refuse_malformed(data: Mapping[str, Any], call_type: str) -> None:
+async def _refuse(target: _Target, data: Mapping[str, Any], call_type: str) -> None:
+    """What only a hook can refuse with its true status. Raises `ProxyException`."""
     try:
         refuse_malformed(data, call_type)
-    except InvalidRequest as error:
-        row = error_row(error)
-        refusal = ProxyException(message=error.message, type=row.type, param=error.param, code=row.status)
-    else:
+        if call_type in _ROUTES_WITHOUT_ERRORS and not target.has_fallbacks:
+            await _refuse_unless_one_can_answer(target.keys)
         return
+    except EngineError as error:
+        row = error_row(error)
+        param = error.param if isinstance(error, InvalidRequest) else None
+        headers = retry_after_header(error)
+        refusal = ProxyException(message=error.message, type=row.type, param=param, code=row.status, headers=headers)
     raise refusal
+
+
+async def _refuse_unless_one_can_answer(keys: tuple[str, ...]) -> None:
+    """Raises `QueueFull` or `EngineUnavailable` as the provider would, if it would for every one of the models."""
+    gateway = current_gateway()
+    models = [gateway.model(key) for key in keys] if gateway is not None else [None]
+    refusal: EngineError | None = None
+    for model in models:
+        if model is None:
+            return
+        try:
+            await model.admit().aclose()
+            return
+        except EngineError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 def _count(keys: tuple[str, ...], user: UserAPIKeyAuth, data: Mapping[str, Any], call_type: str) -> None:

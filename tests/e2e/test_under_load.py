@@ -28,10 +28,12 @@ class Slow:
         content = f"{time.monotonic()} {self._num_prompts}\n{prompt}\nsay: {'x' * answer_tokens}"
         return {"model": "slow", "messages": [{"role": "user", "content": content}], **fields}
 
-    async def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
+    async def post(
+        self, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
+    ) -> httpx.Response:
         headers = {**self.proxy.headers, **(headers or {})}
         async with httpx.AsyncClient(timeout=30) as client:
-            return await client.post(f"{self.proxy.base_url}/v1/chat/completions", json=body, headers=headers)
+            return await client.post(f"{self.proxy.base_url}{path}", json=body, headers=headers)
 
     def is_idle(self) -> bool:
         stats = self.proxy.stats("slow")
@@ -86,18 +88,22 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error(slow: Slow) -> No
     assert await slow.wait_idle() < 1
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_full_queue_is_429_with_retry_after(slow: Slow, stream: bool) -> None:
-    running = [asyncio.create_task(slow.post(slow.body(60)))]
+async def test_a_full_queue_is_429_with_retry_after_on_every_route(slow: Slow) -> None:
+    running = [asyncio.create_task(slow.post(slow.body(120)))]
     await slow.wait_stats(requests_active=1)
     running += [asyncio.create_task(slow.post(slow.body(1))) for _ in range(2)]
     await slow.wait_stats(requests_waiting=2)
-    began = time.monotonic()
-    refused = await slow.post(slow.body(1, stream=stream))
-    assert time.monotonic() - began < 0.5
-    assert refused.status_code == 429, refused.text
-    assert int(refused.headers["retry-after"]) >= 1
-    assert "max_queue: 2" in refused.json()["error"]["message"]
+    for stream in (False, True):
+        message = slow.body(1, max_tokens=9, stream=stream)
+        response = {"model": "slow", "input": "hi", "stream": stream}
+        bodies = {"/v1/chat/completions": message, "/v1/messages": message, "/v1/responses": response}
+        for path, body in bodies.items():
+            began = time.monotonic()
+            refused = await slow.post(body, path=path)
+            assert time.monotonic() - began < 0.5
+            assert refused.status_code == 429, f"{path} {refused.text}"
+            assert int(refused.headers["retry-after"]) >= 1, path
+            assert "max_queue: 2" in refused.json()["error"]["message"]
     assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
 
 

@@ -186,3 +186,29 @@ async def test_text_completions_are_refused_for_our_aliases_alone(heads: Capture
     await call({"model": "mock", "prompt": "x"}, "atext_completion")
     await call({"model": "mixed", "prompt": "x"}, "atext_completion")
     assert sightings(heads) == 0
+
+
+MESSAGE = {"model": "local", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def close_model(key: str) -> None:
+    gateway = running_gateway.current_gateway()
+    assert gateway is not None
+    await gateway.models[key].close()
+
+
+@pytest.mark.usefixtures("heads")
+async def test_a_model_that_cannot_answer_is_said_where_the_provider_could_not_say_it() -> None:
+    await call(dict(MESSAGE), "anthropic_messages")
+    await close_model("tiny")
+    with pytest.raises(ProxyException) as caught:
+        await call(dict(MESSAGE), "anthropic_messages")
+    assert caught.value.code == "503"
+    await call(dict(MESSAGE), "acompletion")  # the provider's own error has its status on this route
+
+
+@pytest.mark.usefixtures("heads")
+@pytest.mark.parametrize("fields", [{"fallbacks": ["mock"]}, {"model": "mixed"}])
+async def test_nothing_is_refused_where_another_provider_may_answer(fields: dict[str, Any]) -> None:
+    await close_model("tiny")
+    await call({**MESSAGE, **fields}, "anthropic_messages")
