@@ -20,7 +20,7 @@ from litellm_exllamav3.head import request_head
 from litellm_exllamav3.retention import request_is_retained
 from litellm_exllamav3.running_gateway import current_gateway
 from litellm_exllamav3.settings import ModelSettings
-from litellm_exllamav3.sighting import leave_sightings
+from litellm_exllamav3.sighting import leave_note
 
 logger = logging.getLogger("litellm_exllamav3")
 
@@ -39,7 +39,7 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
         self, user_api_key_dict: UserAPIKeyAuth, cache: Any, data: dict[str, Any], call_type: str
     ) -> None:
         # LiteLLM calls only a hook that the instance's own class defines.
-        leave_sightings(())  # in case another request's are left in this context
+        leave_note()  # in case another request's is left in this context
         try:
             target = _target(data, user_api_key_dict)
         except Exception as error:
@@ -120,14 +120,18 @@ async def _refuse_unless_one_can_answer(keys: tuple[str, ...]) -> None:
 
 def _count(keys: tuple[str, ...], user: UserAPIKeyAuth, data: Mapping[str, Any], call_type: str) -> None:
     gateway = current_gateway()
-    if gateway is None or gateway.capture is None:
+    if gateway is None:
         return
     try:
-        retained = [key for key in keys if _is_retained(gateway.settings.models.get(key), user, data)]
+        not_retained = [key for key in keys if not _is_retained(gateway.settings.models.get(key), user, data)]
+        leave_note(not_retained=not_retained)
+        retained = [key for key in keys if key not in not_retained]
         head = request_head(data, call_type) if retained else None
-        if head is not None:
-            leave_sightings([gateway.capture.observe(key, head, user.api_key or "") for key in retained])
+        if head is not None and gateway.capture is not None:
+            sightings = [gateway.capture.observe(key, head, user.api_key or "") for key in retained]
+            leave_note(sightings, not_retained=not_retained)
     except Exception as error:
+        leave_note(not_retained=keys)
         # Counting must never cost a request. Without the error's text, which may quote one.
         logger.warning("a request's head was not counted: %s", type(error).__name__)
 

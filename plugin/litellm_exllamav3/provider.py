@@ -39,7 +39,7 @@ from litellm_exllamav3.request_params import flat_params, generation_params
 from litellm_exllamav3.retention import request_is_retained
 from litellm_exllamav3.running_gateway import nonce_rules, running_gateway, served_model, start_in_proxy
 from litellm_exllamav3.served_model import ServedModel
-from litellm_exllamav3.sighting import find_sighting
+from litellm_exllamav3.sighting import find_sighting, hook_forbids_keeping
 
 logger = logging.getLogger("litellm_exllamav3")
 
@@ -180,18 +180,18 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
         chat=replace(chat, messages=without_nonces(chat.messages, nonce_rules(gateway, model))),
         params=generation_params(params, drop_unsupported=drop),
         timeout_seconds=_seconds(request.get("timeout")),
-        retain=_is_retained(gateway.settings.models[model].capture.enabled, request),
+        retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
         capture=gateway.capture,
         sighting=find_sighting(model),
     )
 
 
-def _is_retained(capture_enabled: bool, request: Mapping[str, Any]) -> bool:
-    """Asked again here, since a fallback of another alias comes without having passed the hook as one of ours."""
+def _is_retained(model: str, capture_enabled: bool, request: Mapping[str, Any]) -> bool:
+    """Asked here too, since a fallback of another provider's alias passed the hook as none of ours."""
     litellm_params = request["litellm_params"]
     # LiteLLM writes what it knows of the key into one or both, depending on the route.
     bags = [_metadata(litellm_params, name) for name in ("metadata", "litellm_metadata")]
-    return all(
+    return not hook_forbids_keeping(model) and all(
         request_is_retained(
             litellm_params,
             capture_enabled=capture_enabled,

@@ -21,7 +21,7 @@ from litellm_exllamav3.capture import Capture
 from litellm_exllamav3.gateway import Gateway
 from litellm_exllamav3.hooks import CaptureHook, capture
 from litellm_exllamav3.provider import handler
-from litellm_exllamav3.sighting import find_sighting
+from litellm_exllamav3.sighting import find_sighting, hook_forbids_keeping
 
 FAKE = {"engine": "fake", "load": "lazy", "model": {"model_dir": "demo"}}
 MODELS = {"tiny": {**FAKE, "capture": {"min_tokens": 16}}, "private": {**FAKE, "capture": {"enabled": False}}}
@@ -130,6 +130,9 @@ async def test_a_request_that_asks_for_it_is_not_counted(heads: Capture, fields:
     await call(body(**fields))
     assert sightings(heads) == 0
     assert find_sighting("tiny") is None
+    assert hook_forbids_keeping("tiny")
+    await call(body())
+    assert not hook_forbids_keeping("tiny")
 
 
 @pytest.mark.parametrize(
