@@ -213,13 +213,19 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 
-def traces(haystack: bytes, ids: Sequence[int], window: int = 12) -> int:
-    """How often a dozen of the token ids in a row occur, as 8-byte little-endian integers: the disk tier's form."""
-    found = 0
-    for start in range(len(ids) - window + 1):
-        needle = b"".join(token.to_bytes(8, "little") for token in ids[start : start + window])
-        found += needle in haystack
-    return found
+def token_traces(haystack: bytes, ids: Sequence[int]) -> float:
+    """How much of the token ids is there, from 0 to 1, as 8-byte little-endian integers: the disk tier's form.
+
+    Looks for a dozen in a row at every second dozen, so that no page of 256 escapes.
+    """
+    runs = [ids[start : start + 12] for start in range(0, len(ids) - 11, 24)]
+    return sum(b"".join(token.to_bytes(8, "little") for token in run) in haystack for run in runs) / len(runs)
+
+
+def text_traces(haystack: bytes, text: str) -> float:
+    """How much of the text is there, from 0 to 1, by 30 characters of every 100."""
+    pieces = [text[start : start + 30].encode() for start in range(0, len(text) - 29, 100)]
+    return sum(piece in haystack for piece in pieces) / len(pieces)
 
 
 def _answer(text: str | None, finish_reason: str, usage: Any, began: float, first_text: float) -> Answer:
