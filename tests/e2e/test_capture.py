@@ -139,6 +139,18 @@ def test_a_request_that_asks_for_it_leaves_no_trace(proxy: Proxy, client: openai
     assert head[:40].encode() not in state_bytes(proxy)
 
 
+def test_no_log_counts_on_the_other_routes_too(
+    proxy: Proxy, client: openai.OpenAI, anthropic_client: anthropic.Anthropic
+) -> None:
+    head, before = new_head(), captured(proxy)
+    messages = [{"role": "user", "content": "say: ok"}]
+    for _ in range(2):
+        request: dict[str, Any] = {"model": "tiny", "extra_body": {"no-log": True}}
+        anthropic_client.messages.create(max_tokens=9, system=head, messages=messages, **request)
+        client.responses.create(instructions=head, input="say: ok", **request)
+    assert captured(proxy) == before
+
+
 def test_a_model_whose_capture_is_off_counts_nothing(proxy: Proxy, client: openai.OpenAI) -> None:
     head = new_head()
     for _ in range(3):

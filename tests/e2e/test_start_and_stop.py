@@ -56,8 +56,7 @@ def test_a_stopped_proxy_leaves_nothing_and_a_killed_one_no_engine(new_proxy: An
     assert proxy.left_behind() == []
 
     proxy.start()
-    replay = proxy.wait_until(lambda: (proxy.stats("tiny")["replay"] or {}).get("state") == "done", 10, "the replay")
-    assert replay < 10
+    proxy.wait_until(lambda: (proxy.stats("tiny")["replay"] or {}).get("state") == "done", 10, "the replay")
     assert proxy.stats("tiny")["engine"]["cache_tokens_reusable"] >= 768
     proxy.kill()
     proxy.wait_until(lambda: not proxy.engines(), 5, "the engine to follow its proxy")
