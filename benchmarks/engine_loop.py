@@ -70,6 +70,8 @@ async def engine_loop(settings: EngineSettings) -> AsyncIterator[EngineLoopClien
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LINE_BYTES,
+        # As the gateway does. With autogroups Linux weighs whole sessions, and a priority counts only inside of one.
+        start_new_session=True,
     )
     try:
         client = EngineLoopClient(process)

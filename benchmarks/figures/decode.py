@@ -13,7 +13,7 @@ from report import Bound, Figure, Side
 
 ANSWER_TOKENS = 129  # 128 after the first one
 STREAMS = 4
-STREAM_ROUNDS = 5
+STREAM_ROUNDS = 3
 LEAST_OF_THE_LOOP = 0.85
 
 
