@@ -50,6 +50,12 @@ class Slow:
 
         await asyncio.to_thread(self.proxy.wait_until, holds, seconds, f"{wanted}")
 
+    async def wait_tokens(self, count: float) -> None:
+        def holds() -> bool:
+            return self.proxy.counter("slow", "completion_tokens") >= count
+
+        await asyncio.to_thread(self.proxy.wait_until, holds, 5, f"{count:g} tokens")
+
 
 @pytest.fixture
 async def slow(slow_proxy: Proxy) -> Slow:
@@ -59,13 +65,16 @@ async def slow(slow_proxy: Proxy) -> Slow:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("leaves_after", [0.5, 2.2], ids=["before the first token", "during the answer"])
-async def test_a_client_that_leaves_frees_the_engine(slow: Slow, stream: bool, leaves_after: float) -> None:
+@pytest.mark.parametrize("answering", [False, True], ids=["before the first token", "during the answer"])
+async def test_a_client_that_leaves_frees_the_engine(slow: Slow, stream: bool, answering: bool) -> None:
+    before = slow.proxy.counter("slow", "completion_tokens")
     request = asyncio.create_task(slow.post(slow.body(300, PAGES, stream=stream)))
-    await asyncio.sleep(leaves_after)
-    assert not slow.is_idle()
+    await slow.wait_stats(requests_active=1)
+    if answering:
+        await slow.wait_tokens(before + 1)
     request.cancel()
     assert await slow.wait_idle() < 1
+    assert slow.proxy.counter("slow", "completion_tokens") < before + 300
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -75,7 +84,7 @@ async def test_a_request_that_takes_too_long_gets_408_once(slow: Slow, stream: b
     answer = await slow.post(slow.body(10, PAGES, stream=stream), {"x-litellm-timeout": "0.6"})
     assert answer.status_code == 408, answer.text
     assert "0.6 s" in answer.json()["error"]["message"]
-    assert 0.5 < time.monotonic() - began < 1.5
+    assert 0.5 < time.monotonic() - began < 2
     assert await slow.wait_idle() < 1
     assert slow.proxy.counter("slow", "requests") <= before + 1
 
@@ -101,7 +110,7 @@ async def test_a_full_queue_is_429_with_retry_after_on_every_route(slow: Slow) -
         for path, body in bodies.items():
             began = time.monotonic()
             refused = await slow.post(body, path=path)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 1  # LiteLLM waits as long as retry-after says before it tries again
             assert refused.status_code == 429, f"{path} {refused.text}"
             assert int(refused.headers["retry-after"]) >= 1, path
             assert "max_queue: 2" in refused.json()["error"]["message"]
