@@ -160,10 +160,10 @@ class Chats:
         replay: dict[str, Any] = (await self.stats())["replay"]
         return replay
 
-    async def replaying(self) -> None:
-        """Waits until a replay has computed something and has more to do."""
+    async def replaying(self, num_tokens: int) -> None:
+        """Waits until a replay has done that many tokens and has more to do."""
         await self.until(
-            lambda stats: stats["replay"]["state"] == "prefilling" and stats["replay"]["tokens_done"] > 0,
+            lambda stats: stats["replay"]["state"] == "prefilling" and stats["replay"]["tokens_done"] >= num_tokens,
             READY_SECONDS,
             "a replay to be under way",
         )

@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.model, pytest.mark.full, pytest.mark.timeout(2400)]
 
 NUM_KILLS = 10
 MOST_TRAFFIC_SECONDS = 8.0
-NUM_REQUESTS = 300
+NUM_REQUESTS = 240
 NUM_AT_ONCE = 6
-NUM_ASKED_AGAIN = 50
+NUM_ASKED_AGAIN = 40
 
 
 @pytest.fixture
