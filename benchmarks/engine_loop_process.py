@@ -18,6 +18,7 @@ from engine_loop import LoopAnswers, LoopRequest
 from exllamav3_adapters.contract import Chat
 from exllamav3_adapters.cpu.install import install
 from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.priority import lower_priority
 from exllamav3_adapters.process_options import PROCESS_OPTIONS
 
 
@@ -107,7 +108,7 @@ def main() -> None:
     lines = sys.stdin
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    os.nice(PROCESS_OPTIONS["cpu"].niceness)
+    lower_priority(PROCESS_OPTIONS["cpu"].niceness)
     install()
     loop = EngineLoop(msgspec.json.decode(lines.readline(), type=EngineSettings))
     _send(answers, LoopAnswers(answers=[], prefill_steps=[]))

@@ -28,6 +28,7 @@ from exllamav3_adapters.contract import Engine, EventStream, LoadProgress
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import EngineError, InvalidRequest, LoadFailed
 from exllamav3_adapters.event_stream import Event
+from exllamav3_adapters.priority import lower_priority
 from exllamav3_adapters.registry import find_engine
 
 logger = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ def main(arguments: list[str]) -> NoReturn:
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     _die_with(options.parent)
-    os.nice(options.nice)
+    lower_priority(options.nice)
     asyncio.run(host(options.engine, socket.socket(fileno=options.fd)))
     logging.shutdown()
     # An engine's own threads could hold up an orderly exit; there is nothing left to wait for.
