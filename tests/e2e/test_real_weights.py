@@ -14,7 +14,7 @@ import pytest
 from demo_chats import COUNT, Chats, cancelled, local, new_head, rendered, settled, token_ids, tokenizer
 from proxy_process import Proxy, config
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 QUESTIONS = [COUNT, "Name ten animals.", "Name ten colours.", "Write about the sea."]
 
