@@ -1,0 +1,98 @@
+"""Decaying credit of the prompt heads that several conversations share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Entry:
+    continuation: bytes | None = None
+    """The page that last came after this one."""
+    log_credit: float | None = None
+
+
+class AgingCredit:
+    """Credit of pages by hash, in a bounded table that outlives the pages.
+
+    A page is credited when a prompt goes on after it otherwise than the last prompt that contained it: where chains
+    part, all pages up to there are shared by more than one of them. A conversation alone only lengthens its chain and
+    earns nothing, however many its turns. Only the first `hit_cap_pages` pages of a prompt count.
+
+    At time t a page credited at times t_i weighs `sum(2 ** ((t_i - t) / half_life))`. What is kept is
+    `log2(weight) + t / half_life`, which does not change between two credits, so pages never have to be aged.
+    `weight_cap` bounds the weight. 0 means no bound, for both caps. `seconds` are of any one clock.
+    """
+
+    def __init__(self, *, half_life_seconds: float, hit_cap_pages: int, weight_cap: float, max_entries: int) -> None:
+        assert half_life_seconds > 0, f"a half-life of {half_life_seconds} s"
+        assert max_entries > 0, f"a table of {max_entries} entries"
+        self._half_life = half_life_seconds
+        self._hit_cap = hit_cap_pages
+        self._log_cap = math.log2(weight_cap) if weight_cap else math.inf
+        self._max_entries = max_entries
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the one claimed longest ago first
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def claim(self, chain: Sequence[bytes], seconds: float) -> int:
+        """A request has claimed the pages of these chained hashes, first to last. Returns how many it credits."""
+        pages = chain[: self._hit_cap + 1] if self._hit_cap else chain
+        num_shared = 0
+        for index, (page, following) in enumerate(itertools.pairwise(pages)):
+            entry = self._entry(page)
+            if entry.continuation not in (None, following):
+                num_shared = index + 1
+            entry.continuation = following
+        for page in pages[:num_shared]:
+            self._credit(self._entries[page], seconds)
+        # The first pages last, so that the table never forgets a page before the ones that come after it.
+        for page in reversed(pages[:-1]):
+            self._entries.move_to_end(page)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+        return num_shared
+
+    def log_credit(self, page: bytes) -> float | None:
+        """Orders pages by credit, at whatever time; None: it has none."""
+        entry = self._entries.get(page)
+        return None if entry is None else entry.log_credit
+
+    def weight(self, page: bytes, seconds: float) -> float:
+        log_credit = self.log_credit(page)
+        return 0.0 if log_credit is None else float(2.0 ** (log_credit - seconds / self._half_life))
+
+    def forget(self, page: bytes) -> None:
+        self._entries.pop(page, None)
+
+    def weights(self, seconds: float) -> Iterator[tuple[bytes, float]]:
+        """What to keep beyond the process: credited pages and their weight, the one claimed longest ago first."""
+        for page, entry in self._entries.items():
+            if entry.log_credit is not None:
+                yield page, float(2.0 ** (entry.log_credit - seconds / self._half_life))
+
+    def restore(self, weights: Iterable[tuple[bytes, float]], seconds: float, elapsed_seconds: float) -> None:
+        """Takes back what `weights` gave `elapsed_seconds` ago, under the clock of now. Pages known already stay."""
+        now = (seconds - max(0.0, elapsed_seconds)) / self._half_life
+        for page, weight in weights:
+            if weight > 0 and page not in self._entries and len(self._entries) < self._max_entries:
+                self._entries[page] = _Entry(log_credit=math.log2(weight) + now)
+
+    def _entry(self, page: bytes) -> _Entry:
+        entry = self._entries.get(page)
+        if entry is None:
+            entry = self._entries[page] = _Entry()
+        return entry
+
+    def _credit(self, entry: _Entry, seconds: float) -> None:
+        now = seconds / self._half_life
+        if entry.log_credit is None:
+            entry.log_credit = now
+        else:
+            high, low = max(entry.log_credit, now), min(entry.log_credit, now)
+            entry.log_credit = min(high + math.log2(1.0 + 2.0 ** (low - high)), now + self._log_cap)
