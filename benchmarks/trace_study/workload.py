@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 PAGE_TOKENS = 256
 """exllamav3's page."""
 
+NOT_COUNTED = -1
+"""Session of requests that are replayed and are part of no figure."""
+
 
 def full_pages(prompt_tokens: int) -> int:
     """Pages of a prompt that the cache can find again: the engine always computes the last token itself."""
@@ -76,6 +79,11 @@ class Workload:
             if parent >= 0:
                 roots[page] = roots[parent]
         return roots
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        counted: NDArray[np.bool_] = self.sessions != NOT_COUNTED
+        return counted
 
     @cached_property
     def prompt_tokens(self) -> NDArray[np.int64]:

@@ -1,0 +1,79 @@
+"""Rates over requests, with intervals from drawing sessions again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trace_study.workload import PAGE_TOKENS, Workload
+
+_DRAWS = 1000
+_PERCENTILES = (2.5, 97.5)
+_DRAWS_AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A rate or a difference of two, in percent, and its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SessionBootstrap:
+    """Draws as many sessions as there are, with replacement, always the same draws for one workload and seed.
+
+    So the difference of two policies is taken within a draw, and its interval is that of pairs.
+    """
+
+    def __init__(self, workload: Workload, seed: int = 0) -> None:
+        self._workload = workload
+        _, self._session_of = np.unique(workload.sessions[workload.counted], return_inverse=True)
+        self._num_sessions = int(self._session_of.max()) + 1
+        self._seed = seed
+
+    def token_hit_rate(self, hits: NDArray[np.int64]) -> Estimate:
+        """Of all prompt tokens, those served from the cache. `hits`: pages, by request."""
+        return self._estimate([self._served(hits)], self._prompt_tokens())
+
+    def first_request_hit_rate(self, hits: NDArray[np.int64]) -> Estimate:
+        """Of the tokens that a cache without limit would serve to conversations' first requests, those served."""
+        first = self._workload.first[self._workload.counted]
+        return self._estimate([self._served(hits) * first], self._shareable() * first)
+
+    def token_hit_difference(self, hits: NDArray[np.int64], other: NDArray[np.int64]) -> Estimate:
+        return self._estimate([self._served(hits), self._served(other)], self._prompt_tokens())
+
+    def first_request_difference(self, hits: NDArray[np.int64], other: NDArray[np.int64]) -> Estimate:
+        first = self._workload.first[self._workload.counted]
+        return self._estimate([self._served(hits) * first, self._served(other) * first], self._shareable() * first)
+
+    def _served(self, hits: NDArray[np.int64]) -> NDArray[np.int64]:
+        return hits[self._workload.counted] * PAGE_TOKENS
+
+    def _prompt_tokens(self) -> NDArray[np.int64]:
+        return self._workload.prompt_tokens[self._workload.counted]
+
+    def _shareable(self) -> NDArray[np.int64]:
+        return self._workload.unbounded_hits[self._workload.counted]
+
+    def _estimate(self, served: list[NDArray[np.int64]], total: NDArray[np.int64]) -> Estimate:
+        """Rate of the first of `served`, less that of the second where there is one."""
+        parts = [np.bincount(self._session_of, weights=part, minlength=self._num_sessions) for part in [*served, total]]
+        by_session = np.stack(parts, axis=1)  # (sessions, served.. and total)
+        draw = np.random.default_rng(self._seed)
+        sums = []
+        for _ in range(_DRAWS // _DRAWS_AT_ONCE):
+            drawn = draw.integers(0, self._num_sessions, (_DRAWS_AT_ONCE, self._num_sessions))
+            sums.append(by_session[drawn].sum(axis=1))
+        low, high = np.percentile(_rates(np.concatenate(sums)), _PERCENTILES)
+        return Estimate(float(_rates(by_session.sum(axis=0)[None])[0]), float(low), float(high))
+
+
+def _rates(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n, served.. and total) to (n,) percent. A draw without anything to serve counts as none served."""
+    rates = 100 * sums[:, :-1] / np.maximum(sums[:, -1:], 1)
+    return rates[:, 0] - rates[:, 1] if rates.shape[1] > 1 else rates[:, 0]

@@ -1,0 +1,42 @@
+"""exllamav3's own page table under a workload, without a model: what the fast orders are held against."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trace_study.replay import Hits
+from trace_study.workload import PAGE_TOKENS, Workload
+
+
+def make_page_table(capacity: int) -> Any:
+    """A `PageTable` of `capacity` pages. exllamav3 must be importable: see `exllamav3_adapters.cpu.install`."""
+    from exllamav3.generator.pagetable import PageTable
+
+    generator = SimpleNamespace(recurrent_cache=None, enable_defrag=True, draft_cache=None)
+    cache = SimpleNamespace(
+        max_num_tokens=capacity * PAGE_TOKENS, model=SimpleNamespace(loaded_tp=False), get_all_tensors=list
+    )
+    return PageTable(generator, cache)
+
+
+def page_hash(page: int) -> bytes:
+    """A content hash, as far as the page table can tell."""
+    return hashlib.blake2b(page.to_bytes(8, "big"), digest_size=16).digest()
+
+
+def replay_on(page_table: Any, workload: Workload) -> Hits:
+    """What `replay` does, on the real thing: pages served, by request."""
+    hits = np.zeros(len(workload.requests), np.int64)
+    for index, request in enumerate(workload.requests):
+        hashes = [page_hash(page) for page in request.chain.tolist()]
+        pages, _, hits[index], _ = page_table.allocate_pages(hashes, 0, None, set(hashes))
+        for page, previous in zip(pages, [None, *hashes], strict=False):
+            page.prev_hash = previous
+            page.kv_position = PAGE_TOKENS
+            page.can_revert = False
+        page_table.deallocate_pages(pages)
+    return hits
