@@ -102,8 +102,9 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
                 if isinstance(event, Finished):
                     for chunk in chunks.last(event):
                         yield chunk
-                else:
-                    yield chunks.text(event.text)
+                    return
+                yield chunks.text(event.text)
+        raise EngineError(f"model '{model}' ended its answer without a reason")
 
 
 class _Chunks:
