@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ def make_page_table(capacity: int) -> Any:
     cache = SimpleNamespace(
         max_num_tokens=capacity * PAGE_TOKENS, model=SimpleNamespace(loaded_tp=False), get_all_tensors=list
     )
-    return PageTable(generator, cache)
+    generator.pagetable, generator.cpu_page_cache = PageTable(generator, cache), None
+    return generator.pagetable
 
 
 def page_hash(page: int) -> bytes:
@@ -28,10 +30,11 @@ def page_hash(page: int) -> bytes:
     return hashlib.blake2b(page.to_bytes(8, "big"), digest_size=16).digest()
 
 
-def replay_on(page_table: Any, workload: Workload) -> Hits:
-    """What `replay` does, on the real thing: pages served, by request."""
+def replay_on(page_table: Any, workload: Workload, on_request: Callable[[float], None] = lambda seconds: None) -> Hits:
+    """What `replay` does, on the real thing: pages served, by request. `on_request` is told each request's time."""
     hits = np.zeros(len(workload.requests), np.int64)
     for index, request in enumerate(workload.requests):
+        on_request(request.seconds)
         hashes = [page_hash(page) for page in request.chain.tolist()]
         pages, _, hits[index], _ = page_table.allocate_pages(hashes, 0, None, set(hashes))
         for page, previous in zip(pages, [None, *hashes], strict=False):

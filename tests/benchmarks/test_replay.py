@@ -20,6 +20,7 @@ from trace_study.workload import PrefixTree, Request, Workload
 
 from exllamav3_adapters.cpu.install import install
 from exllamav3_adapters.policies.aging_credit import AgingCredit
+from exllamav3_adapters.policies.leaf_order import credited_pages
 
 CAPACITY = 40
 HALF_LIFE = 50.0
@@ -105,6 +106,34 @@ def test_the_credited_share_serves_what_the_policy_itself_serves_on_real_prefixe
         )
         policy = EngineOrder(workload, capacity, credit(), credited_pages=capacity // 20)
         assert replay(workload, capacity, fast).tolist() == replay(workload, capacity, policy).tolist()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_credited_share_serves_what_the_page_table_with_the_policy_serves(seed: int, share: float) -> None:
+    install()
+    from exllamav3_adapters.exl3.aging_pagetable import install_aging
+
+    workload, clock = random_workload(seed), Clock()
+    page_table = make_page_table(CAPACITY)
+    install_aging(page_table.generator, credit=credit(), share=share, clock=clock)
+    fast = CreditedShare(
+        workload,
+        SharedHeadCredit(workload, half_life=HALF_LIFE, pages=HEAD_PAGES),
+        credited_pages=credited_pages(CAPACITY, share),
+    )
+    assert replay(workload, CAPACITY, fast).tolist() == replay_on(page_table, workload, clock.set).tolist()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        return self._seconds
+
+    def set(self, seconds: float) -> None:
+        self._seconds = seconds
 
 
 def credit() -> AgingCredit:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 
 from exllamav3_adapters.policies.page_forest import PageForest, PageRecord
 
 _ORPHAN, _ROOTED = 1, 2
 _NO_CREDIT = -math.inf
+_MIN_CREDITED_PAGES = 32
+"""Room for a few heads: a share of a small cache holds none."""
+
+
+def credited_pages(num_pages: int, share: float) -> int:
+    """How many pages of a cache of `num_pages` may be kept for their credit. A share of 0 keeps none."""
+    return max(int(num_pages * share), min(_MIN_CREDITED_PAGES, num_pages // 2)) if share else 0
 
 
 class VictimClass(Enum):
@@ -153,6 +160,16 @@ class LeafOrder:
         if (worst := self._least_parked()) is not None:
             return worst, VictimClass.CREDIT
         return self._final_victim()
+
+    def drain(self) -> Iterator[bytes]:
+        """Page hashes from the first victim to the last; nothing is left in the order afterwards."""
+        self.begin()
+        while (victim := self.next_victim()) is not None:
+            record = victim[0]
+            yield record.phash
+            self.set_referenced(record.number, True)
+            self.reparent(record.number, None)
+            self.rename(record.number, b"drained %d" % record.number)
 
     def _park(self, record: PageRecord) -> bool:
         """Parks a leaf whose turn has come, if its credit is worth it; its entry leaves the heap."""
