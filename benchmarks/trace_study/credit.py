@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from trace_study.leaf_first import Chain
 from trace_study.workload import Workload
 
+_NOT_KNOWN, _END = -1, -2
+
 
 class Credit(Protocol):
     log_credit: NDArray[np.float64]
@@ -50,15 +52,17 @@ class SharedHeadCredit(_Aging):
 
     def __init__(self, workload: Workload, *, half_life: float, pages: int = 0, weight: float = 0.0) -> None:
         super().__init__(workload, half_life=half_life, pages=pages, weight=weight)
-        self._continuations = np.full(workload.num_pages, -1, np.int32)
+        self._continuations = np.full(workload.num_pages, _NOT_KNOWN, np.int32)
 
     def claim(self, index: int, chain: Chain, num_cached: int) -> None:
-        head, following = chain[: self._pages + 1][:-1], chain[1 : self._pages + 1]
-        known = self._continuations[head]
-        parted = np.flatnonzero((known >= 0) & (known != following))
+        pages = chain[: self._pages]
+        following = np.append(chain[1:], _END)[: len(pages)].astype(np.int32)
+        known = self._continuations[pages]
+        other = (known != _NOT_KNOWN) & (known != _END) & (known != following)
+        parted = np.flatnonzero(other | ((known == _END) & (following == _END)))
         if len(parted):
-            self._credit(head[: parted[-1] + 1], index)
-        self._continuations[head] = following
+            self._credit(pages[: parted[-1] + 1], index)
+        self._continuations[pages] = following
 
 
 class AgingLfu(_Aging):

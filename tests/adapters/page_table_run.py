@@ -18,6 +18,9 @@ from exllamav3 import Job
 from exllamav3.constants import PAGE_SIZE
 from exllamav3.generator.pagetable import PageTable, Sequence, random_hash
 
+from exllamav3_adapters.policies.leaf_order import LeafOrder
+from exllamav3_adapters.policies.page_forest import PageRecord
+
 MAX_JOBS = 4
 NUM_HEADS = 12
 
@@ -164,3 +167,26 @@ class PageTableRun:
     def _is_prefilled(job: Any) -> bool:
         sequence = job.sequences[0]
         return bool(sequence.kv_position >= len(sequence.sequence_ids) - 1)
+
+
+def rebuilt_order(table: Any) -> LeafOrder:
+    """The order that a table of `install_aging` has to have, built anew. Keeps nothing for credit."""
+    records = [
+        PageRecord(
+            page.number,
+            page.phash,
+            page.prev_hash,
+            empty=page.kv_position == 0,
+            referenced=page.ref_count > 0,
+            serial=page.access_serial,
+        )
+        for page in table.all_pages
+    ]
+    return LeafOrder(records, credited_pages=0, log_credit=table.credit.log_credit)
+
+
+def assert_is_up_to_date(table: Any, rebuilt: LeafOrder) -> None:
+    for page in table.all_pages:
+        kept, fresh = table.leaf_order[page.number], rebuilt[page.number]
+        for name in ("phash", "parent", "empty", "referenced", "serial", "rooted"):
+            assert getattr(kept, name) == getattr(fresh, name), (name, page)

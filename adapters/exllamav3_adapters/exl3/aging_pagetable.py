@@ -199,6 +199,8 @@ def install_aging(generator: Any, *, credit: AgingCredit, share: float, clock: C
         tier.__class__ = AgingPageCache
         tier.credit, tier._share = credit, share
         tier._order.clear()
+        # A small tier would use up a whole snapshot, credited entries included, before it makes the next one.
+        tier._order_rebuild = min(tier._order_rebuild, max(1, tier.max_slots // 8))
     return page_table
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from exllamav3.constants import PAGE_SIZE
 
+from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable
 from exllamav3_adapters.exl3.page_chain import page_hashes, tail_pages
 
 
@@ -14,15 +15,18 @@ class PinnedPages:
     """Pinned pages come last in the page table's eviction order, after everything else that is unreferenced.
 
     They are not held by a reference: a request that needs the whole cache may still take them, or it would wait for
-    ever. At most `limit_pages` are pinned. Runs on the scheduler's thread.
+    ever. At most `limit_pages` are pinned. The stock order is sorted again; an `AgingPageTable` is told instead. Runs
+    on the scheduler's thread.
     """
 
     def __init__(self, pagetable: Any, limit_pages: int) -> None:
         self._pagetable = pagetable
         self._limit_pages = limit_pages
         self._owners: dict[bytes, set[tuple[int, ...]]] = {}  # page hash -> the pinned prompts it belongs to
-        self._stock_order = pagetable.build_eviction_order
-        pagetable.build_eviction_order = self._order
+        self._is_told = isinstance(pagetable, AgingPageTable)
+        if not self._is_told:
+            self._stock_order = pagetable.build_eviction_order
+            pagetable.build_eviction_order = self._order
 
     def pin(self, token_ids: tuple[int, ...]) -> int:
         """Pins the pages that hold the prompt now, up to the limit. Returns the tokens protected."""
@@ -42,6 +46,8 @@ class PinnedPages:
             owners.discard(token_ids)
             if not owners:
                 del self._owners[phash]
+                if self._is_told:
+                    self._pagetable.set_pinned(phash, False)
 
     def pinned_tokens(self) -> int:
         pages = (self._pagetable.unreferenced_pages, self._pagetable.referenced_pages)
@@ -51,7 +57,11 @@ class PinnedPages:
     def _claim(self, phash: bytes, token_ids: tuple[int, ...]) -> bool:
         if phash not in self._owners and len(self._owners) >= self._limit_pages:
             return False
-        self._owners.setdefault(phash, set()).add(token_ids)
+        if phash not in self._owners:
+            self._owners[phash] = set()
+            if self._is_told:
+                self._pagetable.set_pinned(phash, True)
+        self._owners[phash].add(token_ids)
         return True
 
     def _order(self, protected_hashes: set[bytes] | None = None) -> deque[Any]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+_END = b""
+"""Continuation of a prompt's last full page."""
+
 
 @dataclass(slots=True)
 class _Entry:
     continuation: bytes | None = None
-    """The page that last came after this one."""
+    """The page that last came after this one; None: not known."""
     log_credit: float | None = None
 
 
 class AgingCredit:
     """Credit of pages by hash, in a bounded table that outlives the pages.
 
-    A page is credited when a prompt goes on after it otherwise than the last prompt that contained it: where chains
-    part, all pages up to there are shared by more than one of them. A conversation alone only lengthens its chain and
-    earns nothing, however many its turns. Only the first `hit_cap_pages` pages of a prompt count.
+    A page is credited when a prompt goes on after it otherwise than the last prompt that contained it, or ends after
+    it as another did: where prompts part, all pages up to there are shared by more than one of them. A conversation
+    alone only lengthens its chain and earns nothing, but for turns of less than a page. Only the first `hit_cap_pages`
+    pages of a prompt count.
 
     At time t a page credited at times t_i weighs `sum(2 ** ((t_i - t) / half_life))`. What is kept is
     `log2(weight) + t / half_life`, which does not change between two credits, so pages never have to be aged.
@@ -42,17 +45,18 @@ class AgingCredit:
 
     def claim(self, chain: Sequence[bytes], seconds: float) -> int:
         """A request has claimed the pages of these chained hashes, first to last. Returns how many it credits."""
-        pages = chain[: self._hit_cap + 1] if self._hit_cap else chain
+        pages = chain[: self._hit_cap] if self._hit_cap else chain
         num_shared = 0
-        for index, (page, following) in enumerate(itertools.pairwise(pages)):
+        for index, page in enumerate(pages):
+            following = chain[index + 1] if index + 1 < len(chain) else _END
             entry = self._entry(page)
-            if entry.continuation not in (None, following):
+            if _parts(entry.continuation, following):
                 num_shared = index + 1
             entry.continuation = following
         for page in pages[:num_shared]:
             self._credit(self._entries[page], seconds)
         # The first pages last, so that the table never forgets a page before the ones that come after it.
-        for page in reversed(pages[:-1]):
+        for page in reversed(pages):
             self._entries.move_to_end(page)
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
@@ -96,3 +100,11 @@ class AgingCredit:
         else:
             high, low = max(entry.log_credit, now), min(entry.log_credit, now)
             entry.log_credit = min(high + math.log2(1.0 + 2.0 ** (low - high)), now + self._log_cap)
+
+
+def _parts(known: bytes | None, following: bytes) -> bool:
+    if known is None:
+        return False
+    if known == _END:
+        return following == _END
+    return following != known

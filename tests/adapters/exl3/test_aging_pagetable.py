@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from exllamav3.generator.pagetable import CachePage, PageTable
-from page_table_run import PageTableRun, make_page_table
+from page_table_run import PageTableRun, assert_is_up_to_date, make_page_table, rebuilt_order
 
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable, install_aging
 from exllamav3_adapters.policies.aging_credit import AgingCredit
-from exllamav3_adapters.policies.leaf_order import LeafOrder, VictimClass
-from exllamav3_adapters.policies.page_forest import PageRecord
+from exllamav3_adapters.policies.leaf_order import VictimClass
 
 NUM_PAGES = 24
 
@@ -45,27 +44,6 @@ def is_cached(table: Any, name: bytes) -> bool:
     return table.get_live_page(name.rjust(16, b"#")) is not None
 
 
-def copies(table: AgingPageTable) -> list[PageRecord]:
-    return [
-        PageRecord(
-            page.number,
-            page.phash,
-            page.prev_hash,
-            empty=page.kv_position == 0,
-            referenced=page.ref_count > 0,
-            serial=page.access_serial,
-        )
-        for page in table.all_pages
-    ]
-
-
-def assert_is_up_to_date(table: AgingPageTable, rebuilt: LeafOrder) -> None:
-    for page in table.all_pages:
-        kept, fresh = table.leaf_order[page.number], rebuilt[page.number]
-        for name in ("phash", "parent", "empty", "referenced", "serial", "rooted"):
-            assert getattr(kept, name) == getattr(fresh, name), (name, page)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_is_that_of_a_full_rebuild_after_every_step(seed: int) -> None:
     table = aging_table(share=0.0)
@@ -73,7 +51,7 @@ def test_the_order_is_that_of_a_full_rebuild_after_every_step(seed: int) -> None
     seen: set[VictimClass] = set()
     for _ in range(3000):
         run.step()
-        rebuilt = LeafOrder(copies(table), credited_pages=0, log_credit=table.credit.log_credit)
+        rebuilt = rebuilt_order(table)
         assert_is_up_to_date(table, rebuilt)
         protected = {page.phash for page in table.all_pages[:3]}
         table.leaf_order.begin(protected)
@@ -93,7 +71,7 @@ def test_the_table_is_valid_after_ten_thousand_operations() -> None:
         if step % 100 == 0:
             table.validate_pagetable(run.jobs)
     table.validate_pagetable(run.jobs)
-    assert_is_up_to_date(table, LeafOrder(copies(table), credited_pages=0, log_credit=table.credit.log_credit))
+    assert_is_up_to_date(table, rebuilt_order(table))
     classes = table.evictions_by_class
     assert classes[VictimClass.RECENCY] > 50
     assert classes[VictimClass.CREDIT] > 50
@@ -174,7 +152,7 @@ def test_a_table_that_is_reset_starts_over() -> None:
     prompt_pages(table, b"a", b"b")
     table.reset_page_table()
     prompt_pages(table, b"c")
-    assert_is_up_to_date(table, LeafOrder(copies(table), credited_pages=0, log_credit=table.credit.log_credit))
+    assert_is_up_to_date(table, rebuilt_order(table))
 
 
 def test_an_engine_with_another_page_table_is_refused() -> None:

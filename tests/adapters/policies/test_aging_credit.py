@@ -40,6 +40,20 @@ def test_turns_of_one_conversation_earn_nothing() -> None:
     assert all(aging.log_credit(page) is None for page in chain)
 
 
+def test_short_prompts_on_one_head_share_it() -> None:
+    """They part within the page after it, which has no hash."""
+    aging = credit()
+    aging.claim(HEAD, 0.0)
+    assert aging.claim(HEAD, 0.0) == 2
+    assert aging.weight(b"head-1", 0.0) == 1.0
+
+
+def test_a_prompt_that_ends_inside_a_longer_one_shares_its_beginning() -> None:
+    aging = credit()
+    aging.claim([*HEAD, b"a"], 0.0)
+    assert aging.claim(HEAD, 0.0) == 2
+
+
 def test_credit_halves_every_half_life() -> None:
     aging = credit()
     aging.claim([*HEAD, b"a"], 0.0)
@@ -93,7 +107,7 @@ def test_the_table_is_bounded_and_forgets_ends_before_beginnings() -> None:
     aging.claim([b"0", b"1", b"2", b"3", b"4"], 0.0)
     aging.claim([b"0", b"1", b"2", b"x"], 0.0)
     assert len(aging) == 3
-    aging.claim([b"new", b"newer"], 0.0)
+    aging.claim([b"new"], 0.0)
     assert aging.log_credit(b"0") is not None
     assert aging.log_credit(b"2") is None
 
