@@ -73,8 +73,8 @@ class CreditedShare:
         return bool(self._is_resident[page] and not self._is_parked[page] and not self._blocking_of[page])
 
     def _park(self, page: int) -> bool:
-        credit = self._credit_of[page]
         if not self._children_of[page]:
+            credit = self._kept_credit(page)
             if credit == -np.inf or not self._credited_pages:
                 return False
             if self._num_parked >= self._credited_pages:
@@ -87,6 +87,13 @@ class CreditedShare:
         self._num_parked += 1
         self._unblock(self._parent_of[page])
         return True
+
+    def _kept_credit(self, page: int) -> float:
+        """Its own, or that of the page before it, for one page of those that come after it."""
+        credit, parent = self._credit_of[page], self._parent_of[page]
+        if credit == -np.inf and parent >= 0 and self._children_of[parent] == self._blocking_of[parent]:
+            credit = self._credit_of[parent]
+        return float(credit)
 
     def _least_parked(self) -> float | None:
         while self._parked_leaves:

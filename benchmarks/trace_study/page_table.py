@@ -30,16 +30,23 @@ def page_hash(page: int) -> bytes:
     return hashlib.blake2b(page.to_bytes(8, "big"), digest_size=16).digest()
 
 
+def compute(page_table: Any, hashes: list[bytes], previous_hashes: list[bytes | None] | None = None) -> Any:
+    """Claims the pages, one chain unless told otherwise, and leaves them as a prefill does: referenced."""
+    pages = page_table.allocate_pages(hashes, 0, None, set(hashes))[0]
+    for page, previous in zip(pages, previous_hashes or [None, *hashes], strict=False):
+        page.prev_hash = previous
+        page.kv_position = PAGE_TOKENS
+        page.can_revert = False
+    return pages
+
+
 def replay_on(page_table: Any, workload: Workload, on_request: Callable[[float], None] = lambda seconds: None) -> Hits:
     """What `replay` does, on the real thing: pages served, by request. `on_request` is told each request's time."""
     hits = np.zeros(len(workload.requests), np.int64)
     for index, request in enumerate(workload.requests):
         on_request(request.seconds)
         hashes = [page_hash(page) for page in request.chain.tolist()]
-        pages, _, hits[index], _ = page_table.allocate_pages(hashes, 0, None, set(hashes))
-        for page, previous in zip(pages, [None, *hashes], strict=False):
-            page.prev_hash = previous
-            page.kv_position = PAGE_TOKENS
-            page.can_revert = False
-        page_table.deallocate_pages(pages)
+        before = page_table.metrics["alloc_cached_pages"]
+        page_table.deallocate_pages(compute(page_table, hashes))
+        hits[index] = page_table.metrics["alloc_cached_pages"] - before
     return hits

@@ -37,9 +37,10 @@ class LeafOrder:
     """Victims one by one: empty pages, orphans, then leaves by recency, but for a share of the cache kept by credit.
 
     A leaf whose turn by recency has come and that has credit is parked instead, at most `credited_pages` of them; when
-    there are more, the parked leaf of least credit goes. So recency decides over the whole cache but this share, and a
-    share as large as the cache is an order by credit first and recency second. Chains are only eaten from their ends:
-    a page before one that is referenced, protected or pinned is never taken before the last resort.
+    there are more, the parked leaf of least credit goes. One page after a credited one is kept with it. So recency
+    decides over the whole cache but this share, and a share as large as the cache is an order by credit first and
+    recency second. Chains are only eaten from their ends: a page before one that is referenced, protected or pinned is
+    never taken before the last resort.
 
     `log_credit` gives the credit of a page hash in a form that does not change with time between two claims
     (`AgingCredit.log_credit`), None for none. Every change costs O(log n); a last resort O(n log n).
@@ -174,7 +175,7 @@ class LeafOrder:
     def _park(self, record: PageRecord) -> bool:
         """Parks a leaf whose turn has come, if its credit is worth it; its entry leaves the heap."""
         assert self._leaves[0][2] == record.number
-        credit = self._log_credit(record.phash)
+        credit = self._credit_of(record)
         if not self._forest.has_children(record):  # else pages after it are parked, and it is needed to reach them
             if credit is None or not self._credited_pages:
                 return False
@@ -190,6 +191,14 @@ class LeafOrder:
             heapq.heappush(self._parked, (record.credit, record.serial, record.number))
         self._offer_all(self._forest.holders(record.parent))
         return True
+
+    def _credit_of(self, record: PageRecord) -> float | None:
+        """The page's own, or that of the page before it, for one page of those that come after it: a head ends inside
+        a page, and whichever prompt filled the page, the engine can take the head's last tokens from it."""
+        credit = self._log_credit(record.phash)
+        if credit is None and record.parent is not None and not self._forest.has_parked_child(record.parent):
+            credit = self._log_credit(record.parent)
+        return credit
 
     def _unpark(self, record: PageRecord) -> None:
         """Before any change of a page; whether it is parked again is decided when its turn comes."""

@@ -58,6 +58,9 @@ class PageForest:
     def has_children(self, record: PageRecord) -> bool:
         return record.phash in self._children
 
+    def has_parked_child(self, phash: bytes) -> bool:
+        return len(self._children.get(phash, ())) > self._num_blocking.get(phash, 0)
+
     def is_blocked(self, record: PageRecord) -> bool:
         """A page after it is in the cache, other than for its credit."""
         return record.phash in self._num_blocking

@@ -97,9 +97,7 @@ async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
 async def test_hot_heads_outlive_a_flood_of_twice_the_cache(load: Load) -> None:
     engine = await load(cache_size=16384)
     await with_aging(engine)
-    parts = await served_after_flood(engine, 16384)
-    assert min(parts) >= 0.75
-    assert sum(map(lambda part, tokens: part * tokens, parts, HEAD_TOKENS)) >= 0.8 * sum(HEAD_TOKENS)
+    assert min(await served_after_flood(engine, 16384)) > 0.95
 
 
 async def test_without_the_policy_they_do_not(load: Load) -> None:

@@ -85,7 +85,7 @@ def test_a_head_that_two_prompts_share_outlives_a_flood() -> None:
     for number in range(2 * NUM_PAGES):
         prompt_pages(table, b"flood-%d" % number)
     assert is_cached(table, b"head")
-    assert not is_cached(table, b"a")
+    assert is_cached(table, b"a") != is_cached(table, b"b"), "one page after the head may hold its last tokens"
 
 
 def test_without_a_share_the_flood_takes_it() -> None:

@@ -180,6 +180,17 @@ def test_credited_pages_outlive_their_recency_in_their_share() -> None:
     assert table.victim_class() is VictimClass.CREDIT
 
 
+def test_one_page_after_a_credited_one_is_kept_with_it() -> None:
+    table = Table(6, credited_pages=2)
+    table.credits |= {b"h": 5.0}
+    table.chain("ha")
+    table.chain("hb")
+    table.chain("hc")
+    table.chain("xy")
+    assert table.eat(4) == "bcyx"
+    assert table.eat(2) == "ah"
+
+
 def test_of_credited_pages_the_one_of_least_credit_goes() -> None:
     table = Table(4, credited_pages=2)
     table.credits |= {b"a": 2.0, b"b": 1.0, b"c": 3.0}
