@@ -11,7 +11,6 @@ from trace_study.workload import PAGE_TOKENS, Workload
 
 _DRAWS = 1000
 _PERCENTILES = (2.5, 97.5)
-_DRAWS_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,10 @@ class SessionBootstrap:
         self._workload = workload
         _, self._session_of = np.unique(workload.sessions[workload.counted], return_inverse=True)
         self._num_sessions = int(self._session_of.max()) + 1
-        self._seed = seed
+        draw = np.random.default_rng(seed)
+        self._times_drawn = np.zeros((_DRAWS, self._num_sessions))
+        for times in self._times_drawn:
+            times += np.bincount(draw.integers(0, self._num_sessions, self._num_sessions), minlength=self._num_sessions)
 
     def token_hit_rate(self, hits: NDArray[np.int64]) -> Estimate:
         """Of all prompt tokens, those served from the cache. `hits`: pages, by request."""
@@ -64,12 +66,7 @@ class SessionBootstrap:
         """Rate of the first of `served`, less that of the second where there is one."""
         parts = [np.bincount(self._session_of, weights=part, minlength=self._num_sessions) for part in [*served, total]]
         by_session = np.stack(parts, axis=1)  # (sessions, served.. and total)
-        draw = np.random.default_rng(self._seed)
-        sums = []
-        for _ in range(_DRAWS // _DRAWS_AT_ONCE):
-            drawn = draw.integers(0, self._num_sessions, (_DRAWS_AT_ONCE, self._num_sessions))
-            sums.append(by_session[drawn].sum(axis=1))
-        low, high = np.percentile(_rates(np.concatenate(sums)), _PERCENTILES)
+        low, high = np.percentile(_rates(self._times_drawn @ by_session), _PERCENTILES)
         return Estimate(float(_rates(by_session.sum(axis=0)[None])[0]), float(low), float(high))
 
 
