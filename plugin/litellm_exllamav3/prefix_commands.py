@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,9 @@ from litellm_exllamav3.gateway import Gateway
 from litellm_exllamav3.settings import Settings
 from litellm_exllamav3.store.errors import StoreUnavailable
 
+SHOWN_DIGITS = 12
+"""Of a digest's 32, in the table. As with git's commits they are enough to name one."""
+
 ConfigPath = Annotated[Path, typer.Argument(help="LiteLLM's config file, the one that the proxy is started with.")]
 
 
@@ -35,26 +38,35 @@ def prefixes(
         return
     table = Table("model", "digest", "tokens", "messages", "tools", "last used", highlight=False)
     for head in heads:
-        table.add_row(*(str(value) for value in _row(head).values()))
+        row = {**_row(head), "digest": head.digest[:SHOWN_DIGITS]}
+        table.add_row(*(str(value) for value in row.values()))
     Console().print(table, markup=False)
 
 
-def forget(config: ConfigPath, digest: Annotated[str, typer.Argument(help="As `prefixes` shows it.")]) -> None:
+def forget(
+    config: ConfigPath,
+    digest: Annotated[str, typer.Argument(help="As `prefixes` shows it; its first digits are enough.")],
+) -> None:
     """Remove a kept head for good: from the store, from files moved aside, and from the disk cache.
 
     Stop the proxy first: what it has in memory is its own. Where a model has a disk cache, it is loaded, since only
     its tokenizer knows which pages are the head's.
     """
     settings = _settings(config)
-    num_heads = asyncio.run(_forget(settings, digest))
-    if not num_heads:
-        typer.echo(f"no head {digest} is kept; `litellm-exllamav3 prefixes {config}` lists what is", err=True)
-        raise typer.Exit(1)
-    typer.echo(f"forgot {digest}")
+    asyncio.run(_forget(settings, _whole_digest(digest, asyncio.run(_kept_heads(settings)), config)))
 
 
-async def _forget(settings: Settings, digest: str) -> int:
-    """Heads removed: two models may have kept the same one."""
+def _whole_digest(digits: str, heads: Sequence[CapturedHead], config: Path) -> str:
+    found = sorted({head.digest for head in heads if digits and head.digest.startswith(digits)})
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} heads begin with {digits}" if found else f"no head {digits} is kept"
+    typer.echo(f"{what}; `litellm-exllamav3 prefixes {config} --json` lists what is", err=True)
+    raise typer.Exit(1)
+
+
+async def _forget(settings: Settings, digest: str) -> None:
+    """For every model: two may have kept the same head."""
     gateway = Gateway(settings)
     gateway.open_store()
     try:
@@ -67,7 +79,7 @@ async def _forget(settings: Settings, digest: str) -> int:
     for reason in [one.reason for one in forgotten if one is not None and one.num_pages is None]:
         typer.echo(f"it left the store, but its pages may still be in the disk cache: {reason}", err=True)
         raise typer.Exit(1)
-    return sum(one is not None for one in forgotten)
+    typer.echo(f"forgot {digest}; a proxy that runs meanwhile has it in memory until it is restarted")
 
 
 def _settings(config: Path) -> Settings:

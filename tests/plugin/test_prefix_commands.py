@@ -84,6 +84,21 @@ def test_a_forgotten_head_leaves_no_byte_behind(config: Path, tmp_path: Path) ->
     assert not any(b"sekrit" in path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
 
 
+def test_the_digits_that_the_table_shows_are_enough_to_forget(config: Path) -> None:
+    keep_one_head(config)
+    (row,) = listed(config)
+    shown = str(row["digest"])[:12]
+    assert f" {shown} " in run("prefixes", config).stdout
+    assert run("forget", config, shown).exit_code == 0
+    assert listed(config) == []
+
+
+def test_digits_that_name_nothing_forget_nothing(config: Path) -> None:
+    keep_one_head(config)
+    assert run("forget", config, "").exit_code == 1
+    assert len(listed(config)) == 1
+
+
 def test_forgetting_what_is_not_kept_fails_and_says_where_to_look(config: Path) -> None:
     result = run("forget", config, "0" * 32)
     assert result.exit_code == 1
