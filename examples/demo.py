@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import yaml
 from gateway_process import GatewayProcess, running_gateway
 from openai import OpenAI
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 CONFIG = Path(__file__).resolve().parent.parent / "litellm_config.yaml"
@@ -27,6 +30,8 @@ MODEL_KEY = "smollm2"
 REPLAY_SECONDS = 180.0
 LEAST_REUSE_WITH_REPLAY = 0.90
 MOST_REUSE_WITHOUT_REPLAY = 0.05
+MOST_OF_COLD = 0.25
+MOST_OF_WARM = 1.5
 TOPICS = [
     "delivery",
     "returns",
@@ -109,34 +114,50 @@ def stored_heads(config: Path) -> list[dict[str, Any]]:
     return heads
 
 
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Says what is being done, and on a terminal for how long already."""
+    console.print(what)
+    columns = (SpinnerColumn(), TextColumn("[progress.description]{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task("working", total=None)
+        yield
+
+
 def measure(folder: Path) -> tuple[list[FirstUse], list[dict[str, Any]]]:
     """The four first uses, in the order of the table, and what the store holds in the end."""
     system = head()
-    console.print("[bold]1/3[/] first start: the cache and the store are empty")
     config = write_config(folder, replay=True)
-    with running_gateway(config, folder / "first.log") as gateway:
+    with (
+        step("[bold]1/3[/] first start, nothing cached yet: two conversations that share a head"),
+        running_gateway(config, folder / "first.log") as gateway,
+    ):
         client = settled_client(gateway)
-        console.print("    two conversations that share a head; the second shows that it is hot")
         cold = ask(client, "cold", "Where is order 1007?", system=system)
-        warm = ask(client, "warm (in memory)", "May I return a lamp?", system=system)
+        warm = ask(client, "warm, in memory", "May I return a lamp?", system=system)
     heads = stored_heads(config)
 
-    console.print("[bold]2/3[/] restart with replay off")
-    with running_gateway(write_config(folder, replay=False), folder / "second.log") as gateway:
+    with (
+        step("[bold]2/3[/] restart with replay off: a third conversation"),
+        running_gateway(write_config(folder, replay=False), folder / "second.log") as gateway,
+    ):
         client = settled_client(gateway)
-        without = ask(client, "after a restart, replay off", "Is the red chair in stock?", system=system)
+        without = ask(client, "restart, replay off", "Is the red chair in stock?", system=system)
 
-    console.print("[bold]3/3[/] restart with replay on")
-    with running_gateway(write_config(folder, replay=True), folder / "third.log") as gateway:
-        console.print(f"    {gateway.wait_for_log('replay done', REPLAY_SECONDS)}", highlight=False)
+    with (
+        step("[bold]3/3[/] restart with replay on: a fourth, once replay is done"),
+        running_gateway(write_config(folder, replay=True), folder / "third.log") as gateway,
+    ):
+        line = gateway.wait_for_log("replay done", REPLAY_SECONDS)
         client = settled_client(gateway)
-        replayed = ask(client, "after a restart, replay on", "Do you repair clocks?", system=system)
+        replayed = ask(client, "restart, replay on", "Do you repair clocks?", system=system)
+    console.print(line.partition("model ")[2], highlight=False, soft_wrap=True)
     return [cold, warm, without, replayed], heads
 
 
 def show(uses: list[FirstUse], heads: list[dict[str, Any]]) -> None:
-    table = Table(title="The head's first use")
-    for heading in ("", "time to first token", "prompt tokens", "of these cached"):
+    table = Table(title="First use of a head of 2,600 tokens")
+    for heading in ("", "time to first token", "prompt tokens", "from the cache"):
         table.add_column(heading, justify="left" if not heading else "right")
     for use in uses:
         table.add_row(use.what, f"{use.seconds:.2f} s", str(use.prompt_tokens), str(use.cached_tokens))
@@ -162,6 +183,20 @@ def faults(uses: list[FirstUse], heads: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def verdict(uses: list[FirstUse]) -> str:
+    cold, warm, _, replayed = uses
+    said = (
+        f"After a restart with replay, the head's first use takes {replayed.seconds / cold.seconds:.2f} of the cold "
+        f"time and {replayed.seconds / warm.seconds:.2f} of a hit in memory."
+    )
+    if replayed.seconds > MOST_OF_COLD * cold.seconds or replayed.seconds > MOST_OF_WARM * warm.seconds:
+        said += (
+            f"\n[yellow]That is more than the {MOST_OF_COLD} and {MOST_OF_WARM} of a quiet machine:[/] the engine "
+            "leaves the processor to whatever else runs. The token counts hold; repeat the demo for the times."
+        )
+    return said
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="litellm-exllamav3-demo-") as name:
         uses, heads = measure(Path(name))
@@ -170,13 +205,13 @@ def main() -> int:
     for fault in found:
         console.print(f"[red]failed:[/] {fault}")
     if not found:
-        cold, warm, _, replayed = uses
-        console.print(
-            f"Time to first token after replay: {replayed.seconds / cold.seconds:.2f} of cold, "
-            f"{replayed.seconds / warm.seconds:.2f} of the hit in memory."
-        )
+        console.print(verdict(uses))
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        console.print("interrupted; the proxy has been stopped")
+        sys.exit(130)

@@ -98,8 +98,8 @@ class GatewayProcess:
 @contextmanager
 def running_gateway(config: Path, log_path: Path) -> Iterator[GatewayProcess]:
     gateway = GatewayProcess(config=config, log_path=log_path)
-    gateway.start()
     try:
+        gateway.start()
         yield gateway
     finally:
         gateway.stop()

@@ -28,6 +28,7 @@ LoadEngine: TypeAlias = Callable[[Callable[[LoadProgress], None]], Awaitable[Eng
 CLOSE_SECONDS = 11.0
 """How long an engine may take to close before it is left behind; a hosted one kills its process after 10."""
 LOG_PROGRESS_SECONDS = 5.0
+LOG_WAITING_SECONDS = 15.0
 STATS_SECONDS = 2.0
 """An engine that does not answer in that time is shown without its counters."""
 
@@ -133,7 +134,7 @@ class ServedModel:
                 return await asyncio.shield(self._next_engine)
         except TimeoutError:
             raise EngineUnavailable(
-                f"model '{self.key}' was not ready in time: {self._waited_for()}; try again later"
+                f"model '{self.key}' was not ready in time, {self._waited_for()}; try again later"
             ) from None
         except EngineUnavailable as error:
             # One object raised in many tasks would gather all their tracebacks.
@@ -244,8 +245,19 @@ class ServedModel:
         self._progress = None
         self._load_began = self._loop.time()
         self._num_loads += 1
-        logger.info("model %s: loading", self.key)
-        return await self._load_engine(self._report)
+        logger.info("model %s: loading; the engine's process starts", self.key)
+        heartbeat = self._loop.create_task(self._log_while_loading())
+        try:
+            return await self._load_engine(self._report)
+        finally:
+            heartbeat.cancel()
+
+    async def _log_while_loading(self) -> None:
+        """A step can take long without a word, on a busy machine above all: importing torch, reading weights."""
+        while True:
+            await asyncio.sleep(LOG_WAITING_SECONDS)
+            seconds = self._loop.time() - self._load_began
+            logger.info("model %s: %s after %.0f s", self.key, self._waited_for(), seconds)
 
     def _become_ready(self, engine: Engine) -> None:
         self._load_seconds = self._loop.time() - self._load_began
@@ -325,9 +337,9 @@ class ServedModel:
             logger.info("model %s: loading, %s %d/%d", self.key, progress.stage, progress.done, progress.total)
 
     def _waited_for(self) -> str:
-        what = "it is still loading"
+        what = "still loading"
         if self._state == "restarting":
-            what = f"it is being restarted ({self._reason})"
+            what = f"being restarted ({self._reason})"
         if self._progress is not None:
             what += f", {self._progress.stage} {self._progress.done}/{self._progress.total}"
         return what

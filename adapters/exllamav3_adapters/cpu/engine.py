@@ -24,6 +24,7 @@ class CpuEngine:
 
 
 def _load(settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:
+    report(LoadProgress(stage="importing torch and exllamav3", done=0, total=1))
     from exllamav3_adapters.cpu.install import install
 
     install()  # before the first import of exllamav3
