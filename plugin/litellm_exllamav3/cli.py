@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from litellm_exllamav3.availability import OPTIONS
 from litellm_exllamav3.config_file import SECTION, Config, read_config
 from litellm_exllamav3.faults import SettingsError
 from litellm_exllamav3.prefix_commands import forget, prefixes
@@ -27,8 +28,9 @@ _WIDEST = 10_000
 @app.command()
 def check(
     config: Annotated[Path, typer.Argument(help="LiteLLM's config file, the one that the proxy is started with.")],
+    everything: Annotated[bool, typer.Option("--all", help="Also options that this engine does not have yet.")] = False,
 ) -> None:
-    """Validate a config without loading anything, and show the settings that it leads to.
+    """Validate a config without loading anything, and show the settings that it leads to (`-`: the engine decides).
 
     Exits with 1 and names every fault if there are any.
     """
@@ -37,7 +39,7 @@ def check(
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    _show(found)
+    _show(found, everything)
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
     count = len(found.warnings)
@@ -54,7 +56,7 @@ def settings_reference() -> None:
     typer.echo(reference(), nl=False)
 
 
-def _show(config: Config) -> None:
+def _show(config: Config, everything: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDEST)
@@ -63,5 +65,8 @@ def _show(config: Config) -> None:
         table = Table("option", "value", "from", title=f"exllamav3/{key}", title_justify="left", highlight=False)
         table.columns[1].overflow = "fold"
         for row in effective_settings(model, (SECTION, "models", key), config.variables):
+            known = OPTIONS.get(row.option)
+            if known is not None and model.engine not in known.engines and row.origin != "set" and not everything:
+                continue
             table.add_row(row.option, row.value, row.origin, style="" if row.origin == "set" else "dim")
         console.print(table, markup=False)

@@ -57,6 +57,12 @@ def test_a_valid_config_is_shown_as_it_takes_effect(config: Path) -> None:
     assert f"{config}: valid" in output
 
 
+def test_what_the_engine_does_not_have_yet_is_shown_on_demand(config: Path) -> None:
+    assert "model.gpu_split" not in check(config, SEKRIT_QUEUE="1")[1]
+    shown = CliRunner().invoke(app, ["check", "--all", str(config)], env={"SEKRIT_QUEUE": "1"}).stdout
+    assert "model.gpu_split" in shown
+
+
 def test_neither_a_secret_nor_a_prompt_is_shown(config: Path) -> None:
     _, output, _ = check(config, SEKRIT_QUEUE="12345")
     assert row(output, "max_queue") == ["max_queue", "os.environ/SEKRIT_QUEUE", "set"]
