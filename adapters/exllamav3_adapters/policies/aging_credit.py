@@ -28,7 +28,7 @@ class AgingCredit:
 
     At time t a page credited at times t_i weighs `sum(2 ** ((t_i - t) / half_life))`. What is kept is
     `log2(weight) + t / half_life`, which does not change between two credits, so pages never have to be aged.
-    `weight_cap` bounds the weight. 0 means no bound, for both caps. `seconds` are of any one clock.
+    `weight_cap` bounds the weight. 0 means no bound, for both caps. `seconds` are of any one clock. Not thread-safe.
     """
 
     def __init__(self, *, half_life_seconds: float, hit_cap_pages: int, weight_cap: float, max_entries: int) -> None:

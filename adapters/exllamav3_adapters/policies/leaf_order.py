@@ -83,10 +83,9 @@ class LeafOrder:
         if phash == record.phash:
             return
         self._unpark(record)
-        old_parents = [*self._forest.holders(record.phash), *self._forest.holders(phash)]
         changed = self._forest.rename(record, phash)
         record.pinned = False
-        self._offer_all([record, *old_parents, *changed])
+        self._offer_all([record, *changed])
 
     def reparent(self, number: int, parent: bytes | None) -> None:
         record = self._records[number]
@@ -227,17 +226,25 @@ class LeafOrder:
     def _in_last_resort(self) -> list[PageRecord]:
         """What is left: ordinary pages, pinned ones, protected ones, and of each the deepest in their chains first."""
         left = [record for record in self._records if not record.referenced]
-        depth = {record.number: self._depth(record) for record in left}
-        left.sort(key=lambda r: (r.phash in self._protected, r.pinned, -depth[r.number], r.serial))
+        depths = self._depths(left)
+        left.sort(key=lambda r: (r.phash in self._protected, r.pinned, -depths[r.number], r.serial))
         return left
 
-    def _depth(self, record: PageRecord) -> int:
-        depth, seen = 0, {record.number}
-        holders = self._forest.holders(record.parent)
-        while holders and holders[0].number not in seen:
-            seen.add(holders[0].number)
-            depth, holders = depth + 1, self._forest.holders(holders[0].parent)
-        return depth
+    def _depths(self, records: Iterable[PageRecord]) -> dict[int, int]:
+        """By number: how many pages of its chain are before it."""
+        depths: dict[int, int] = {}
+        for record in records:
+            path: list[PageRecord] = []
+            page: PageRecord | None = record
+            while page is not None and page.number not in depths:
+                depths[page.number] = 0  # ends a cycle, should there be one
+                path.append(page)
+                page = next(iter(self._forest.holders(page.parent)), None)
+            depth = -1 if page is None else depths[page.number]
+            for page in reversed(path):
+                depth += 1
+                depths[page.number] = depth
+        return depths
 
     # --- the heaps: an entry counts only while it says what the page is ------------------------------------------
 

@@ -73,8 +73,8 @@ async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
 
     async def one(seed: int) -> None:
         source = random.Random(seed)
-        wanted = prompt(source.randrange(10, 1500), seed=source.randrange(5))
-        stream: Any = engine.generate(with_tail(wanted, source.randrange(3)), greedy(source.randrange(1, 400)))
+        wanted = prompt(source.randrange(10, 1200), seed=source.randrange(5))
+        stream: Any = engine.generate(with_tail(wanted, source.randrange(3)), greedy(source.randrange(1, 300)))
         if source.random() < 0.2:
             await anext(aiter(stream))
             await stream.aclose()
@@ -82,16 +82,17 @@ async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
             await answer(stream)
 
     async def some(number: int) -> None:
-        for seed in range(6):
+        for seed in range(4):
             await one(10 * number + seed)
 
     running = [asyncio.create_task(some(number)) for number in range(4)]
     while not all(task.done() for task in running):
         await engine._scheduler.call(check)
+        await asyncio.sleep(0.01)
     await asyncio.gather(*running)
     await engine._scheduler.call(check)
-    assert checks > 100
-    assert table.metrics["evictions_live"] > 20
+    assert checks > 30
+    assert table.metrics["evictions_live"] > 10
 
 
 async def test_hot_heads_outlive_a_flood_of_twice_the_cache(load: Load) -> None:
