@@ -19,15 +19,20 @@ from exllamav3_adapters.contract import (
     StoredPrefix,
 )
 from exllamav3_adapters.engine_settings import EngineSettings
-from exllamav3_adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
+from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineUnavailable, InvalidRequest
 from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
 from exllamav3_adapters.exl3.generator_options import effective_settings, generator_options
 from exllamav3_adapters.exl3.request import Request
 from exllamav3_adapters.exl3.sampling import build_filters
 from exllamav3_adapters.exl3.scheduler import Scheduler
+from exllamav3_adapters.exl3.tiers import check_tiers
 
 T = TypeVar("T")
+
+RENDER_SECONDS = 60.0
+"""For one chat to be rendered, those before it on the thread included. Nothing can end a template's endless loop but
+the end of its process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,9 @@ class LoadedModel:
 class Exl3Engine:
     """A `contract.Engine`. Its scheduler has a thread of its own, and so has the renderer with its tokenizer."""
 
-    def __init__(self, engine: str, settings: EngineSettings, loaded: LoadedModel) -> None:
+    def __init__(
+        self, engine: str, settings: EngineSettings, loaded: LoadedModel, *, render_seconds: float = RENDER_SECONDS
+    ) -> None:
         """Blocks while the generator is made: call from a worker thread. Raises LoadFailed."""
         from exllamav3 import Generator
         from exllamav3.constants import PAGE_SIZE
@@ -56,6 +63,7 @@ class Exl3Engine:
         self._renderer = loaded.renderer
         self._tokenizer = loaded.tokenizer
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
+        self._render_seconds = render_seconds
         self._vocab_size = int(loaded.model.config.vocab_size)
         self._closed = False
         self._info = EngineInfo(
@@ -67,6 +75,7 @@ class Exl3Engine:
             cache_fingerprint=cache_fingerprint(loaded),
             effective_settings=effective_settings(settings),
         )
+        check_tiers(settings.memory, loaded.cache)
         self._scheduler = Scheduler(
             lambda: Generator(
                 model=loaded.model, cache=loaded.cache, tokenizer=loaded.tokenizer, **options, **loaded.draft
@@ -178,4 +187,12 @@ class Exl3Engine:
 
     async def _on_render_thread(self, function: Callable[[], T]) -> T:
         self._check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._render_thread, function)
+        call = asyncio.get_running_loop().run_in_executor(self._render_thread, function)
+        try:
+            # Shielded: a call that has begun on the thread cannot be cancelled, and its result is nobody's then.
+            return await asyncio.wait_for(asyncio.shield(call), self._render_seconds)
+        except TimeoutError:
+            raise EngineDied(
+                f"the thread that renders chats has not answered for {self._render_seconds:g} s; a chat template "
+                "without end, most likely"
+            ) from None

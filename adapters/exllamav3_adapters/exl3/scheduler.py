@@ -232,7 +232,7 @@ class Scheduler:
             job = GuardedJob(
                 as_tensor(request.prompt.token_ids),
                 max_new_tokens=request.max_new_tokens,
-                min_new_tokens=params.min_tokens,
+                min_new_tokens=min(params.min_tokens, request.max_new_tokens),
                 sampler=build_sampler(params),
                 seed=params.seed,
                 stop_conditions=[*self._stop_token_ids, *params.stop],
