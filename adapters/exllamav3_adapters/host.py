@@ -59,7 +59,7 @@ class EngineHost:
         except ConnectionBroken:
             await self._leave()
         else:
-            await self._answer(request.id, self._engine.close())
+            await self._run(request)
         await self._connection.aclose()
 
     @property
@@ -107,15 +107,20 @@ class EngineHost:
         task.add_done_callback(lambda _: self._running.pop(request.id))
 
     async def _run(self, request: wire.Request) -> None:
-        match request:
-            case wire.Generate(prompt=prompt, params=params, retain=retain):
-                await self._stream(request.id, self._engine.generate(prompt, params, retain=retain))
-            case wire.Prefill(prompt=prompt, pin=pin):
-                await self._stream(request.id, self._engine.prefill(prompt, pin=pin))
-            case wire.Malformed(reason=reason):
-                self._fail(request.id, InvalidRequest(f"the request does not have the shape it must have: {reason}"))
-            case _:
-                await self._answer(request.id, self._call(request))
+        """Answers a request, whatever its engine raises and wherever: one without an answer would wait for ever."""
+        try:
+            match request:
+                case wire.Generate(prompt=prompt, params=params, retain=retain):
+                    await self._stream(request.id, self._engine.generate(prompt, params, retain=retain))
+                case wire.Prefill(prompt=prompt, pin=pin):
+                    await self._stream(request.id, self._engine.prefill(prompt, pin=pin))
+                case wire.Malformed(reason=reason):
+                    raise InvalidRequest(f"the request does not have the shape it must have: {reason}")
+                case _:
+                    value = await self._call(request)
+                    self._connection.send(wire.Reply(request.id, wire.pack_value(value)))
+        except Exception as error:
+            self._fail(request.id, error)
 
     def _call(self, request: wire.Request) -> Awaitable[object]:
         match request:
@@ -133,14 +138,10 @@ class EngineHost:
                 return self._engine.forget(prompt)
             case wire.GetStats():
                 return self._engine.stats()
+            case wire.Close():
+                return self._engine.close()
             case _:
                 raise AssertionError(f"no such request: {type(request).__name__}")
-
-    async def _answer(self, request_id: int, call: Awaitable[object]) -> None:
-        try:
-            self._connection.send(wire.Reply(request_id, wire.pack_value(await call)))
-        except Exception as error:
-            self._fail(request_id, error)
 
     async def _stream(self, request_id: int, stream: EventStream) -> None:
         """Passes the events on. When the parent reads slowly they wait, and merge, in the engine's stream."""
@@ -148,8 +149,6 @@ class EngineHost:
             async for event in stream:
                 self._queue(request_id, event)
                 await self._connection.drain()
-        except Exception as error:
-            self._fail(request_id, error)
         finally:
             await stream.aclose()
 

@@ -6,15 +6,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from exllamav3_adapters import wire
 from exllamav3_adapters.connection import Connection
-from exllamav3_adapters.contract import EngineStats, LoadProgress, Prompt
+from exllamav3_adapters.contract import EngineStats, GenerationParams, LoadProgress, Prompt
 from exllamav3_adapters.engine_settings import EngineSettings, ModelOptions
 from exllamav3_adapters.errors import EngineError, LoadFailed
+from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.fake import FakeEngine
 from exllamav3_adapters.host import EngineHost
 from exllamav3_adapters.registry import ENGINES
@@ -26,6 +28,15 @@ Parent = Connection[wire.ToParent]
 
 class FaultyEngine(FakeEngine):
     """Raises what the contract does not name."""
+
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
+        raise MemoryError(USERS_WORDS)
+
+    def prefill(self, prompt: Prompt, *, pin: bool = False) -> QueuedEventStream:
+        raise MemoryError(USERS_WORDS)
+
+    def unpin(self, prompt: Prompt) -> Coroutine[Any, Any, None]:
+        raise MemoryError(USERS_WORDS)
 
     async def stats(self) -> EngineStats:
         raise ValueError(USERS_WORDS)
@@ -73,6 +84,27 @@ async def test_an_error_that_nobody_foresaw_is_told_and_logged_by_its_type_alone
     assert "ValueError" in error.message
     assert "in stats" in caplog.text
     assert USERS_WORDS not in error.message + caplog.text
+
+
+@pytest.mark.parametrize("parent", [FaultyEngine], indirect=True)
+@pytest.mark.parametrize(
+    "request_",
+    [
+        wire.Generate(1, Prompt(token_ids=(1,)), GenerationParams(), True),
+        wire.Prefill(1, Prompt(token_ids=(1,)), False),
+        wire.Unpin(1, Prompt(token_ids=(1,))),
+    ],
+    ids=["generate", "prefill", "a call"],
+)
+async def test_a_request_that_fails_before_it_waits_for_anything_is_answered(
+    parent: Parent, request_: wire.Request
+) -> None:
+    await receive(parent, wire.Loaded)
+    parent.send(request_)
+    failure = await receive(parent, wire.Failure)
+    assert isinstance(failure, wire.Failure)
+    assert failure.id == 1
+    assert "MemoryError" in wire.unpack_error(failure.error).message
 
 
 @pytest.mark.parametrize("parent", [UnloadableEngine], indirect=True)
