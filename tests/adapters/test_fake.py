@@ -1,6 +1,7 @@
 """What the fake engine promises beyond the contract: answers that a test can direct, and a cache it can predict."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -120,6 +121,17 @@ async def test_an_answer_ends_with_the_context(make: Make) -> None:
     text, finished = await answer(engine, f"say: {'x' * 140}", max_tokens=1000)
     assert finished.reason == "length"
     assert finished.prompt_tokens + len(text) == 256
+
+
+@pytest.mark.parametrize("min_tokens", [10**9, 2**62])
+async def test_an_answer_is_filled_up_to_no_more_than_the_context(make: Make, min_tokens: int) -> None:
+    engine = make({"max_seq_len": 512})
+    tracemalloc.start()
+    text, finished = await answer(engine, "say: ab", min_tokens=min_tokens)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (finished.reason, finished.prompt_tokens + len(text)) == ("length", 512)
+    assert most_bytes < 10**7
 
 
 async def test_a_grammar_needs_to_be_told_the_answer(engine: FakeEngine) -> None:

@@ -43,12 +43,13 @@ def answer(prompt_text: str, params: GenerationParams, room: int) -> Answer:
     text = _said(directives["say"]) if "say" in directives else _sentence(prompt_text, params)
     for banned in params.banned_strings:
         text = text.replace(banned, "")
-    tokens = text.encode(errors="replace").ljust(params.min_tokens, b".")
-    return _cut(tokens, params, room, _FAULTS.get(directives.get("fault", "")))
-
-
-def _cut(tokens: bytes, params: GenerationParams, room: int, fault: Fault | None) -> Answer:
     limit = room if params.max_tokens is None else min(room, params.max_tokens)
+    # One token past the limit is enough to say that the answer was cut there.
+    tokens = text.encode(errors="replace").ljust(min(params.min_tokens, limit + 1), b".")
+    return _cut(tokens, params, limit, _FAULTS.get(directives.get("fault", "")))
+
+
+def _cut(tokens: bytes, params: GenerationParams, limit: int, fault: Fault | None) -> Answer:
     found = [(tokens.find(stop), stop) for stop in (stop.encode(errors="replace") for stop in params.stop if stop)]
     start, stop = min(((at, stop) for at, stop in found if at >= 0), default=(len(tokens), b""))
     end = start + len(stop)
