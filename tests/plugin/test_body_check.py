@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -26,6 +27,8 @@ TOOL_USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "na
         ("anthropic_messages", {"messages": [USER, TOOL_USE], "tool_choice": {"type": "auto"}, "thinking": {}}),
         ("aresponses", {"input": "hi"}),
         ("aresponses", {"input": [{"role": "user", "content": "hi"}, {"type": "function_call_output", "output": "4"}]}),
+        ("aresponses", {"input": [{"role": "user", "content": [{"text": "no type"}, {"type": "input_text"}]}]}),
+        ("acompletion", {"messages": [USER], "timeout": 0, "stream_timeout": 0.5}),
         ("aembedding", {"input": 3}),
         ("something new", {}),
     ],
@@ -45,9 +48,17 @@ def test_a_good_body_passes(call_type: str, body: dict[str, Any]) -> None:
         ("acompletion", {"messages": [{"role": "user", "content": [IMAGE, 3]}]}, "messages[0].content[1]"),
         ("acompletion", {"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0].type"),
         ("acompletion", {"messages": [USER], "timeout": True}, "timeout"),
+        ("acompletion", {"messages": [USER], "timeout": -1}, "timeout"),
+        ("acompletion", {"messages": [USER], "timeout": -(10**400)}, "timeout"),
+        ("anthropic_messages", {"messages": [USER], "timeout": math.nan}, "timeout"),
+        ("aresponses", {"input": "hi", "stream_timeout": math.inf}, "stream_timeout"),
         ("acompletion", {"messages": [USER], "custom_llm_provider": "openai"}, "custom_llm_provider"),
         ("anthropic_messages", {"messages": [USER], "thinking": "on"}, "thinking"),
+        ("anthropic_messages", {"messages": [USER, {"content": "x"}]}, "messages[1].role"),
+        ("anthropic_messages", {"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
         ("aresponses", {"input": []}, "input"),
+        ("aresponses", {"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0].type"),
+        ("aresponses", {"input": [{"role": "user", "content": [{}, {"type": {}}]}]}, "input[0].content[1].type"),
         ("aresponses", {"input": [{"content": 3}]}, "input[0].content"),
         ("atext_completion", {"prompt": [1, 2]}, "prompt"),
     ],
