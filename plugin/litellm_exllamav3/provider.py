@@ -175,7 +175,8 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
         # LiteLLM makes a user's message of the prompt, which the chat template would then wrap.
         raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
     chat = read_chat(request["messages"], params)
-    drop = bool(litellm.drop_params or litellm_params.get("drop_params"))
+    # Either may hold anything; LiteLLM itself takes no more than this for a yes.
+    drop = litellm.drop_params is True or litellm_params.get("drop_params") is True
     return ChatCall(
         model=served,
         chat=replace(chat, messages=without_nonces(chat.messages, nonce_rules(gateway, model))),

@@ -141,6 +141,14 @@ async def test_drop_params_drops_what_is_not_supported() -> None:
 
 
 @pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("value", [{"a": 1}, ["temprature"], False])
+async def test_drop_params_that_is_not_true_drops_nothing(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(await refused(temprature=1, drop_params=value), litellm.BadRequestError)
+    monkeypatch.setattr(litellm, "drop_params", value)
+    assert isinstance(await refused(temprature=1), litellm.BadRequestError)
+
+
+@pytest.mark.usefixtures("loader")
 async def test_a_synchronous_call_says_which_to_use() -> None:
     with pytest.raises(litellm.BadRequestError, match=r"litellm\.acompletion"):
         litellm.completion(model="exllamav3/tiny", messages=[{"role": "user", "content": "hi"}])
