@@ -7,6 +7,7 @@ read; what an engine is told at load comes from the config file alone.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 import traceback
@@ -227,10 +228,20 @@ def _check_health(served: ServedModel) -> None:
 
 
 def _seconds(timeout: Any) -> float | None:
-    """LiteLLM hands over its limit but does not enforce it. For an `httpx.Timeout` the time to read counts."""
-    if isinstance(timeout, httpx.Timeout):
-        return timeout.read
-    return None if timeout is None else float(timeout)
+    """LiteLLM hands over its limit but does not enforce it. For an `httpx.Timeout` the time to read counts.
+
+    Raises `InvalidRequest` for what can be no limit.
+    """
+    limit = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
+    if limit is None:
+        return None
+    try:
+        seconds = float(limit)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise InvalidRequest("timeout must be a positive number of seconds.", "timeout")
+    return seconds
 
 
 def _filled(response: ModelResponse, text: str, finished: Finished) -> ModelResponse:

@@ -122,6 +122,14 @@ async def test_the_requests_own_timeout_is_kept(limit: Any) -> None:
     assert isinstance(await refused(content=f"say: {'x' * 2000}", timeout=limit), litellm.Timeout)
 
 
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf"), httpx.Timeout(5, read=-1)])
+async def test_a_timeout_that_can_be_none_is_400(limit: Any) -> None:
+    error = await refused(timeout=limit)
+    assert isinstance(error, litellm.BadRequestError)
+    assert error.param == "timeout"
+
+
 async def test_a_request_that_comes_while_the_model_loads_waits(loader: LoadFake) -> None:
     loader.seconds = 0.1
     assert (await ask()).choices[0].message.content == "hello"
