@@ -45,6 +45,7 @@ from litellm_exllamav3.sighting import find_sighting, hook_forbids_keeping
 logger = logging.getLogger("litellm_exllamav3")
 
 HEALTH_CHECK_KEY: Final = "litellm-internal-health-check"
+_LITELLMS_MOST_STOPS: Final = 4
 
 
 class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no types for us
@@ -171,7 +172,8 @@ def litellm_error(error: Exception, model: str) -> Exception:
 def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     gateway = running_gateway()
     served = served_model(gateway, model)
-    litellm_params, params = request["litellm_params"], flat_params(request["optional_params"])
+    litellm_params = request["litellm_params"]
+    params = flat_params(_with_all_stops(request["optional_params"], litellm_params))
     if request["logging_obj"].call_type in ("atext_completion", "text_completion"):
         # LiteLLM makes a user's message of the prompt, which the chat template would then wrap.
         raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
@@ -242,6 +244,23 @@ def _seconds(timeout: Any) -> float | None:
     if not math.isfinite(seconds) or seconds <= 0:
         raise InvalidRequest("timeout must be a positive number of seconds.", "timeout")
     return seconds
+
+
+def _with_all_stops(optional_params: Mapping[str, Any], litellm_params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters with the client's own stop strings where LiteLLM cut them.
+
+    Its `validate_openai_optional_params` keeps the first 4 alone, which is OpenAI's limit, for every provider.
+    """
+    left = optional_params.get("stop")
+    if not isinstance(left, list) or len(left) != _LITELLMS_MOST_STOPS:
+        return optional_params
+    request = litellm_params.get("proxy_server_request")
+    body = request.get("body") if isinstance(request, Mapping) else None
+    for name in ("stop", "stop_sequences"):  # of /v1/chat/completions and of /v1/messages
+        sent = body.get(name) if isinstance(body, Mapping) else None
+        if isinstance(sent, list) and len(sent) > len(left) and sent[: len(left)] == left:
+            return {**optional_params, "stop": sent}
+    return optional_params
 
 
 def _filled(response: ModelResponse, text: str, finished: Finished) -> ModelResponse:

@@ -156,6 +156,33 @@ async def test_drop_params_that_is_not_true_drops_nothing(value: Any, monkeypatc
     assert isinstance(await refused(temprature=1), litellm.BadRequestError)
 
 
+def sent_through_the_proxy(**body: Any) -> dict[str, Any]:
+    return {"proxy_server_request": {"body": body}}
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("name", ["stop", "stop_sequences"])
+async def test_every_stop_string_of_a_client_stops(name: str) -> None:
+    stops = [*"ABCDEFGHIJKLMNO", "l"]
+    answer = await ask(stop=stops, **sent_through_the_proxy(**{name: stops}))
+    assert answer.choices[0].message.content == "he"
+
+
+@pytest.mark.usefixtures("loader")
+async def test_more_stop_strings_than_16_are_refused() -> None:
+    stops = list("ABCDEFGHIJKLMNOPQ")
+    error = await refused(stop=stops, **sent_through_the_proxy(stop=stops))
+    assert isinstance(error, litellm.BadRequestError)
+    assert "at most 16 strings; it holds 17" in str(error)
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("body", [{"stop": ["h", *"BCDEF"]}, {"stop": [*"ABCD"]}, {"stop": "ABCDEF"}, {}])
+async def test_stop_strings_that_were_not_cut_are_taken_as_they_came(body: dict[str, Any]) -> None:
+    answer = await ask(stop=[*"ABCD"], **sent_through_the_proxy(**body))
+    assert answer.choices[0].message.content == "hello"
+
+
 @pytest.mark.usefixtures("loader")
 async def test_a_synchronous_call_says_which_to_use() -> None:
     with pytest.raises(litellm.BadRequestError, match=r"litellm\.acompletion"):
