@@ -47,7 +47,9 @@ async def ask(model: ServedModel, words: str) -> str:
 
 
 def engine_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    """Children of this process itself: other tests' proxies may be running, with engines of their own."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if "exllamav3_adapters.host" in child.cmdline()]
 
 
 async def until_there_is_a_process() -> None:
