@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -32,6 +33,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+WATCH_SECONDS = 15.0
+"""From one answer of a loaded engine to the next question whether it still answers."""
+SILENT_SECONDS = 120.0
+"""For that answer. An engine answers between two steps, so this must be longer than any step, on any machine."""
+_SILENT_PARTS = 8
+"""That time is counted in parts: when this process is stopped or held up itself, that is at most one of them."""
 _END_SECONDS = 1.0
 """For a process to end by itself once it has closed its connection."""
 _CLOSE_SECONDS = 10.0
@@ -42,11 +49,12 @@ class HostedEngine:
     """A `contract.Engine` whose calls are answered by a child process.
 
     It does not restart: when the process ends unasked, all that waits raises `EngineDied` with the reason, so does
-    every later call, and `died` returns; whoever supervises it then loads another. Works on asyncio's and uvloop's
+    every later call, and `died` returns; whoever supervises it then loads another. A process that lives on but does
+    not answer (native code that hangs) is killed, and has died in the same way. Works on asyncio's and uvloop's
     loops. Cancelling the task that awaits a call, or closing a stream, cancels the work in the child.
     """
 
-    def __init__(self, child: ChildProcess, info: EngineInfo) -> None:
+    def __init__(self, child: ChildProcess, info: EngineInfo, watch_seconds: float, silent_seconds: float) -> None:
         """Use `load`."""
         self._child = child
         self._info = info
@@ -56,20 +64,31 @@ class HostedEngine:
         self._unavailable: EngineUnavailable | None = None
         self._ended: asyncio.Future[EngineDied | None] = asyncio.get_running_loop().create_future()
         self._closing: asyncio.Task[None] | None = None
+        self._watch_seconds = watch_seconds
+        self._silent_seconds = silent_seconds
         self._serving = asyncio.create_task(self._serve(), name=f"engine process {child.pid}")
 
     @classmethod
-    async def load(cls, engine_name: str, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Self:
+    async def load(
+        cls,
+        engine_name: str,
+        settings: EngineSettings,
+        report: Callable[[LoadProgress], None],
+        *,
+        watch_seconds: float = WATCH_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> Self:
         """Starts the process and loads the engine in it.
 
         `report` is called on the loop. Raises `LoadFailed` with the child's reason, or with how the child ended.
-        Cancelling it kills the child.
+        Cancelling it kills the child. A load may take any time; the loaded engine is asked every `watch_seconds`
+        whether it still answers, and is killed when it has not for `silent_seconds`.
         """
         if engine_name not in engine_names():
             raise LoadFailed(f"no engine is called {engine_name!r}; choose one of {', '.join(engine_names())}")
         child = await ChildProcess.start(engine_name)
         try:
-            return cls(child, await _loaded(child, settings, report))
+            return cls(child, await _loaded(child, settings, report), watch_seconds, silent_seconds)
         except BaseException:
             child.kill()
             await child.wait()
@@ -164,15 +183,21 @@ class HostedEngine:
             raise type(self._unavailable)(self._unavailable.message)
 
     async def _serve(self) -> None:
-        """Hands out what the child sends until it ends, then fails what still waits."""
+        """Hands out what the child sends until it ends or falls silent, then fails what still waits."""
         receiving = asyncio.create_task(self._receive())
         ending = asyncio.create_task(self._child.wait())
-        await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
+        silence = asyncio.create_task(self._wait_for_silence())
+        await asyncio.wait([receiving, ending, silence], return_when=asyncio.FIRST_COMPLETED)
+        silent = not (receiving.done() or ending.done())
+        silence.cancel()
+        if silent:
+            self._child.kill()
         # One follows the other at once, unless the child left a process of its own behind or hangs in its exit.
         await asyncio.wait([receiving, ending], timeout=_END_SECONDS)
         receiving.cancel()
         self._child.kill()
-        reason = await ending
+        # A process that hangs inside a driver may outlive even that; nobody waits for it.
+        reason = f"had not answered for {self._silent_seconds:g} s and was killed" if silent else await ending
         died = None if self._unavailable else EngineDied(f"the engine's process {reason}; try again once it is back")
         self._unavailable = self._unavailable or died
         self._fail_all()
@@ -187,6 +212,28 @@ class HostedEngine:
             logger.debug("engine process %d: %s", self.pid, broken)
         except Exception:
             logger.exception("engine process %d sent what cannot be handled; it is replaced", self.pid)
+
+    async def _wait_for_silence(self) -> None:
+        """Returns when the child has left a question unanswered for too long."""
+        answered = True
+        while answered:
+            await asyncio.sleep(self._watch_seconds)
+            answered = await self._answers()
+
+    async def _answers(self) -> bool:
+        question = asyncio.create_task(self._ask())
+        try:
+            for _ in range(_SILENT_PARTS):
+                await asyncio.wait([question], timeout=self._silent_seconds / _SILENT_PARTS)
+                if question.done():
+                    return True
+            return False
+        finally:
+            question.cancel()
+
+    async def _ask(self) -> None:
+        with contextlib.suppress(Exception):  # a failure is an answer too
+            await self.stats()
 
     def _take(self, message: wire.ToParent) -> None:
         match message:

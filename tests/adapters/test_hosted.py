@@ -169,6 +169,63 @@ async def test_what_the_user_set_in_the_environment_stays(monkeypatch: pytest.Mo
     await engine.close()
 
 
+# The watch
+
+
+async def test_an_engine_that_hangs_has_died(caplog: pytest.LogCaptureFixture) -> None:
+    engine = await HostedEngine.load("fake", SETTINGS, lambda progress: None, watch_seconds=0.05, silent_seconds=0.3)
+    answering = asyncio.create_task(read(engine.generate(LONG, GenerationParams())))
+    await asyncio.sleep(0.2)
+    os.kill(engine.pid, signal.SIGSTOP)
+    call = asyncio.create_task(engine.tokenize("hello"))
+    async with asyncio.timeout(3):
+        outcomes = await asyncio.gather(answering, call, return_exceptions=True)
+        died = await engine.died()
+    assert [type(outcome) for outcome in [*outcomes, died]] == [EngineDied] * 3
+    assert "had not answered for 0.3 s" in str(died)
+    assert not psutil.pid_exists(engine.pid)
+    await engine.close()
+    assert not caplog.records
+
+
+async def test_an_engine_that_answers_late_lives() -> None:
+    engine = await HostedEngine.load("fake", SETTINGS, lambda progress: None, watch_seconds=0.05, silent_seconds=2)
+    for _ in range(3):
+        os.kill(engine.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.3)
+        os.kill(engine.pid, signal.SIGCONT)
+        assert (await engine.stats()).active_requests == 0
+    await engine.close()
+    assert await engine.died() is None
+
+
+async def test_an_engine_is_not_blamed_for_a_parent_that_was_held_up() -> None:
+    engine = await HostedEngine.load("fake", SETTINGS, lambda progress: None, watch_seconds=0, silent_seconds=0.4)
+    for _ in range(3):
+        await asyncio.sleep(0.001)
+        time.sleep(0.5)  # noqa: ASYNC251  the loop is what is held up
+    assert (await engine.stats()).active_requests == 0
+    await engine.close()
+    assert await engine.died() is None
+
+
+async def test_a_closed_engine_is_watched_no_more() -> None:
+    before = asyncio.all_tasks()
+    engine = await HostedEngine.load("fake", SETTINGS, lambda progress: None, watch_seconds=0.05, silent_seconds=60)
+    os.kill(engine.pid, signal.SIGSTOP)
+    await asyncio.sleep(0.2)  # a question waits
+    os.kill(engine.pid, signal.SIGCONT)
+    await engine.close()
+    await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() - before == set()
+
+
+async def test_a_load_may_take_longer_than_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXLLAMAV3_FAKE_LOAD_SECONDS", "1")
+    engine = await HostedEngine.load("fake", SETTINGS, lambda progress: None, watch_seconds=0.05, silent_seconds=0.5)
+    await engine.close()
+
+
 # Loading
 
 
