@@ -11,14 +11,14 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from litellm_exllamav3.availability import unavailable
-from litellm_exllamav3.environment import Resolved, environment, resolve
+from litellm_exllamav3.environment import Resolved, environment, resolve, resolve_once
 from litellm_exllamav3.faults import Fault, SettingsError
 from litellm_exllamav3.faults import Path as KeyPath
 from litellm_exllamav3.findings import explained
 from litellm_exllamav3.gateway_checks import gateway_faults, gateway_warnings
 from litellm_exllamav3.section import BASE_DIR, absolute
 from litellm_exllamav3.settings import DEMO_MODEL, Settings
-from litellm_exllamav3.yaml_file import YamlFile, read_with_includes
+from litellm_exllamav3.yaml_file import YamlFile, read_with_includes, tangle
 
 SECTION = "exllamav3_settings"
 
@@ -51,9 +51,15 @@ def read_config(path: str | Path, environ: Mapping[str, str]) -> Config:
     file, origin = read_with_includes(Path(path), SECTION)
     if not file.content:
         raise SettingsError(str(path), tuple(file.faults) or (Fault((), "is empty"),))
-    resolved = resolve(file.content, environment(file.content, environ))
-    raw = _without_empty_options(resolved.value.get(SECTION))
-    faults = [fault for fault in (*file.faults, *resolved.faults) if fault.path[:1] in ((), (SECTION,), ("include",))]
+    tangled = tangle(file.content.get(SECTION), (SECTION,))
+    if tangled is not None:
+        raise SettingsError(str(path), (Fault(tangled.path, tangled.message, file.line(tangled.path)),))
+    known = environment(file.content, environ)
+    resolved = resolve(file.content.pop(SECTION, None), known, (SECTION,))
+    others = resolve_once(file.content, known)
+    resolved.secrets |= others.secrets
+    raw = _without_empty_options(resolved.value)
+    faults = [*resolved.faults, *(fault for fault in file.faults if fault.path[:1] in ((), (SECTION,), ("include",)))]
     settings = None
     if isinstance(raw, dict):
         settings, found = _validated(raw, origin.resolve().parent, resolved)
@@ -62,11 +68,11 @@ def read_config(path: str | Path, environ: Mapping[str, str]) -> Config:
         what = "is missing" if raw is None else "should be a mapping"
         faults.append(Fault((SECTION,), f"{what}; it needs models: {{KEY: {{engine: ..., model: ...}}}}"))
     keys = frozenset(_models(raw))
-    faults += gateway_faults(resolved.value, keys) if keys else ()
+    faults += gateway_faults(others.value, keys) if keys else ()
     if settings is None or faults:
         in_order = sorted(_at_lines(faults, file, resolved), key=lambda fault: fault.line or 0)
         raise SettingsError(str(path), tuple(in_order))
-    warnings = (*gateway_warnings(resolved.value, keys), *_settings_warnings(settings))
+    warnings = (*gateway_warnings(others.value, keys), *_settings_warnings(settings))
     return Config(settings, tuple(_at_lines(warnings, file, resolved)), resolved.variables)
 
 

@@ -35,9 +35,23 @@ class Resolved:
 
 def resolve(value: Any, environ: Mapping[str, str], path: Path = ()) -> Resolved:
     """Replaces every text that begins with `os.environ/`, at any depth. A missing variable is a fault, and its
-    option is left out."""
+    option is left out.
+
+    What several aliases lead to is visited once for each, so that `variables` has all its paths: the value must be
+    none of those that `yaml_file.tangle` names.
+    """
     resolved = Resolved(None)
-    resolved.value = _replace(value, environ, path, resolved)
+    resolved.value = _replace(value, environ, path, resolved, None)
+    return resolved
+
+
+def resolve_once(value: Any, environ: Mapping[str, str], path: Path = ()) -> Resolved:
+    """As `resolve`, each list and mapping visited once, however many aliases lead to it, and copied as it is shared.
+
+    For any value, even one that leads back to itself.
+    """
+    resolved = Resolved(None)
+    resolved.value = _replace(value, environ, path, resolved, {})
     return resolved
 
 
@@ -46,11 +60,15 @@ def environment(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
     added = config.get("environment_variables")
     if not isinstance(added, Mapping):
         return dict(environ)
-    values = {str(key): resolve(value, environ).value for key, value in added.items()}
+    scalars = {str(key): value for key, value in added.items() if not isinstance(value, dict | list | tuple | set)}
+    values = {key: resolve(value, environ).value for key, value in scalars.items()}
     return {**environ, **{key: str(value) for key, value in values.items() if value is not None}}
 
 
-def _replace(value: Any, environ: Mapping[str, str], path: Path, resolved: Resolved) -> Any:
+def _replace(
+    value: Any, environ: Mapping[str, str], path: Path, resolved: Resolved, copies: dict[int, Any] | None
+) -> Any:
+    """`copies`: by the original's id, what was visited already. None: every path is walked."""
     if isinstance(value, str) and value.startswith(PREFIX):
         name = value.removeprefix(PREFIX)
         if name not in environ:
@@ -59,8 +77,14 @@ def _replace(value: Any, environ: Mapping[str, str], path: Path, resolved: Resol
         resolved.variables[path] = name
         resolved.secrets[environ[name]] = name
         return environ[name]
-    if isinstance(value, dict):
-        return {key: _replace(entry, environ, (*path, key), resolved) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_replace(entry, environ, (*path, index), resolved) for index, entry in enumerate(value)]
-    return value
+    if not isinstance(value, dict | list):
+        return value
+    if copies is not None and id(value) in copies:
+        return copies[id(value)]
+    copy: Any = {} if isinstance(value, dict) else [None] * len(value)
+    if copies is not None:
+        copies[id(value)] = copy
+    # A loop rather than a comprehension: it takes no more of the stack than PyYAML did.
+    for step, entry in value.items() if isinstance(value, dict) else enumerate(value):
+        copy[step] = _replace(entry, environ, (*path, step), resolved, copies)
+    return copy

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,104 @@ def test_anchors_and_merges_work(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, text), {})
     assert settings.models["n"].max_queue == 7
     assert settings.models["n"].load == "lazy"
+
+
+def test_a_merged_key_may_be_overridden(tmp_path: Path) -> None:
+    content = sound()
+    del content["exllamav3_settings"]
+    text = yaml.safe_dump({"common": served(engine="fake", max_queue=7), **content}).replace("common:", "common: &c")
+    text += "exllamav3_settings: {models: {m: {<<: *c, engine: cpu}}}\n"
+    model = load_settings(write(tmp_path, text), {}).models["m"]
+    assert (model.engine, model.max_queue) == ("cpu", 7)
+
+
+def test_a_fault_in_an_anchored_section_names_the_line_it_stands_in(tmp_path: Path) -> None:
+    text = "memory: &m\n  aging_lfu: 7x\n" + appended(tmp_path, "").read_text()
+    text = text.replace("model_dir: demo", "model_dir: demo\n      memory: *m")
+    with pytest.raises(SettingsError, match=r"line 2: exllamav3_settings\.models\.m\.memory\.aging_lfu"):
+        load_settings(write(tmp_path, text), {})
+
+
+# YAML that a reader could fail on.
+
+
+def appended(tmp_path: Path, text: str) -> Path:
+    """A sound config followed by the text."""
+    return write(tmp_path, yaml.safe_dump(sound(), sort_keys=False) + text)
+
+
+def laughs(last: str) -> str:
+    """Nine lines that stand for 10^8 values, under a key and an anchor of the last one's name."""
+    names = [*(f"{last}{level}" for level in range(8)), last]
+    return f"{names[0]}: &{names[0]} [x]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{inner}'] * 10)}]\n" for inner, name in pairwise(names)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x: &x [*x]\n",
+        "x: &x {y: {z: *x}}\n",
+        "environment_variables: &x {y: *x, z: [1]}\n",
+        laughs("x"),
+        laughs("x") + "environment_variables: {y: *x}\n",
+        f"x: {'[' * 200}{']' * 200}\n",
+    ],
+)
+def test_what_other_sections_do_with_aliases_is_not_our_business(tmp_path: Path, text: str) -> None:
+    assert warned(appended(tmp_path, text)) == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "place", "message"),
+    [
+        ("&x {models: *x}", "models", "is an alias of what it stands in"),
+        ("{models: {m: &x {engine: cpu, memory: {warm_prompts: [*x]}}}}", "models.m.memory.warm_prompts.0", "alias"),
+        ("{models: {m: {engine: cpu, memory: {warm_prefixes: *y}}}}", "", "aliases that repeat more than 100000"),
+        (f"{{models: {'[' * 90}{']' * 90}}}", "models.0.0", "more than 64 levels"),
+    ],
+)
+def test_a_section_that_cannot_be_walked_is_one_fault(tmp_path: Path, section: str, place: str, message: str) -> None:
+    content = sound()
+    del content["exllamav3_settings"]
+    path = write(tmp_path, laughs("y") + yaml.safe_dump(content) + f"exllamav3_settings: {section}\n")
+    found = faults(path)
+    assert list(found) == [place]
+    assert message in found[place]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x: 2024-13-45\n", "column 4: not a valid timestamp"),
+        ("x: !!timestamp soon\n", "column 4: not a valid timestamp"),
+        (f"x: {'9' * 5000}\n", "column 4: not a valid int"),
+        (f"x: 0x{'f' * 5000}\n", "column 4: not a valid int"),
+        ('x: !!int ""\n', "column 4: not a valid int"),
+        ("x: !!bool perhaps\n", "column 4: not a valid bool"),
+        ('x: "\\UFFFFFFFF"\n', "cannot be read"),
+        (f"x: {'[' * 5000}{']' * 5000}\n", "nested too deep"),
+    ],
+)
+def test_yaml_that_has_no_value_is_one_fault(tmp_path: Path, text: str, message: str) -> None:
+    found = faults(appended(tmp_path, text))
+    assert list(found) == [""]
+    assert message in found[""]
+    assert "perhaps" not in found[""]
+
+
+@pytest.mark.parametrize("entry", ["a\\0b", "a" * 5000, "a/" * 5000, "\\ud800"])
+def test_an_include_that_can_be_no_path_is_a_fault(tmp_path: Path, entry: str) -> None:
+    found = faults(appended(tmp_path, f'include: ["{entry}"]\n'))
+    assert "can be no path" in found["include"]
+
+
+def test_links_in_a_circle_are_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").symlink_to("b.yaml")
+    (tmp_path / "b.yaml").symlink_to("a.yaml")
+    assert "a.yaml" in faults(tmp_path / "a.yaml")[""]
+    assert "can be no path" in faults(appended(tmp_path, "include: [a.yaml]\n"))["include"]
 
 
 # Included files.
