@@ -6,18 +6,19 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from litellm_exllamav3.availability import unavailable
+from litellm_exllamav3.config_paths import blocked_folders, missing_files
 from litellm_exllamav3.environment import Resolved, environment, resolve, resolve_once
 from litellm_exllamav3.faults import Fault, SettingsError
 from litellm_exllamav3.faults import Path as KeyPath
 from litellm_exllamav3.findings import explained
 from litellm_exllamav3.gateway_checks import gateway_faults, gateway_warnings
-from litellm_exllamav3.section import BASE_DIR, absolute
-from litellm_exllamav3.settings import DEMO_MODEL, Settings
+from litellm_exllamav3.section import BASE_DIR
+from litellm_exllamav3.settings import Settings
 from litellm_exllamav3.yaml_file import YamlFile, read_with_includes, tangle
 
 SECTION = "exllamav3_settings"
@@ -78,14 +79,24 @@ def read_config(path: str | Path, environ: Mapping[str, str]) -> Config:
 
 def _validated(raw: dict[str, Any], base_dir: Path, resolved: Resolved) -> tuple[Settings | None, list[Fault]]:
     """The settings, or what is wrong with them."""
-    faults = [*_not_available(raw), *_missing_files(raw, base_dir)]
+    models = _models(raw)
+    first: dict[KeyPath, Fault] = {}
+    for found in (
+        _not_available(raw),
+        missing_files(models, base_dir),
+        blocked_folders(raw, models, base_dir),
+        _no_text(raw),
+    ):
+        for fault in found:
+            first.setdefault(fault.path, fault)
+    faults = list(first.values())
     reported = {fault.path for fault in (*faults, *resolved.faults)}
     try:
         settings = Settings.model_validate(raw, context={BASE_DIR: base_dir})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            found = explained(detail, show_value=not any("warm" in str(step) for step in detail["loc"]))
-            fault = Fault((SECTION, *found.path), found.message)
+            finding = explained(detail, show_value=not any("warm" in str(step) for step in detail["loc"]))
+            fault = Fault((SECTION, *finding.path), finding.message)
             if fault.path not in reported:
                 faults.append(fault)
         return None, faults
@@ -98,32 +109,26 @@ def _not_available(raw: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault((SECTION, "models", key, *path), message)
 
 
-def _missing_files(raw: Mapping[str, Any], base_dir: Path) -> Iterator[Fault]:
-    for key, model in _models(raw).items():
-        section = model.get("model")
-        if not isinstance(section, Mapping):
-            continue
-        path = (SECTION, "models", key, "model")
-        folder, name, template = section.get("model_dir"), section.get("model_name"), section.get("chat_template")
-        if isinstance(folder, str) and folder != DEMO_MODEL and model.get("engine") != "fake":
-            weights = f"{folder}/{name}" if folder and isinstance(name, str) else folder
-            yield from _missing((*path, "model_dir"), "folder", weights, base_dir)
-        if isinstance(template, str):
-            yield from _missing((*path, "chat_template"), "file", template, base_dir)
+def _no_text(value: Any, path: KeyPath = (SECTION,)) -> Iterator[Fault]:
+    """Texts with half a surrogate pair, which JSON and YAML can write but no tokenizer, file or terminal takes."""
+    if isinstance(value, str) and not _is_text(value):
+        yield Fault(path, "has half of a surrogate pair (\\ud800 to \\udfff), which is no character; remove it")
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from _no_text(entry, (*path, index))
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            if isinstance(key, str) and not _is_text(key):
+                yield from _no_text(key, path)
+            yield from _no_text(entry, (*path, key))
 
 
-def _missing(path: KeyPath, kind: Literal["file", "folder"], name: str, base_dir: Path) -> Iterator[Fault]:
-    """What can be no path at all is left to validation."""
+def _is_text(value: str) -> bool:
     try:
-        place = absolute(name, base_dir)
-    except ValueError:
-        return
-    try:
-        found = place.is_dir() if kind == "folder" else place.is_file()
-    except OSError:
-        found = False
-    if not found:
-        yield Fault(path, f"there is no {kind} {place}")
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _settings_warnings(settings: Settings) -> Iterator[Fault]:

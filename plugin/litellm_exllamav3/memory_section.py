@@ -24,6 +24,8 @@ from litellm_exllamav3.section import (
 HALF_LIFE_WARNING_HOURS = 0.25
 """Beyond it, on agent traffic, credit outlives its use: an hour or more lost up to 45 points of hit rate."""
 
+LARGEST_TOKEN_ID = 2**31 - 1
+
 
 class WarmPrompt(Section):
     """A chat that is rendered by the model's template and prefilled after load."""
@@ -168,8 +170,8 @@ class MemorySection(Section):
         for index, ids in enumerate(value):
             if not ids:
                 raise ValueError(f"entry {index} is empty; remove it")
-            if min(ids) < 0:
-                raise ValueError(f"entry {index} has a negative token id")
+            if min(ids) < 0 or max(ids) > LARGEST_TOKEN_ID:
+                raise ValueError(f"entry {index} has a token id that is not from 0 to {LARGEST_TOKEN_ID}")
         return value
 
     @field_validator("aging_prefix_max_tokens")

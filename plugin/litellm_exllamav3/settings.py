@@ -14,7 +14,7 @@ from exllamav3_adapters.registry import engine_names
 from litellm_exllamav3.capture_section import CaptureSection
 from litellm_exllamav3.memory_section import HALF_LIFE_WARNING_HOURS, MemorySection, WarmPrompt
 from litellm_exllamav3.model_section import DEMO_MODEL, DraftModelSection, Lora, LoraSection, ModelSection
-from litellm_exllamav3.section import ConfigPath, Count, Positive, Section
+from litellm_exllamav3.section import ConfigPath, Count, Real, Section
 
 __all__ = [
     "DEMO_MODEL",
@@ -70,8 +70,10 @@ class ModelSettings(Section):
     max_queue: Count = Field(
         default=64, description="Requests that may wait; the next one gets 429 with `retry-after`."
     )
-    request_timeout_seconds: Positive = Field(
-        default=600.0, description="Seconds for a request in all, waiting for the model to load included."
+    request_timeout_seconds: Real = Field(
+        default=600.0,
+        ge=0.001,
+        description="Seconds for a request in all, waiting for the model to load included.",
     )
     model: ModelSection = Field(description="Which model, and how it is laid out.")
     memory: MemorySection = Field(default=MemorySection(), description="Tiers, eviction and warm prefixes.")

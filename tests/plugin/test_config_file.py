@@ -180,6 +180,47 @@ def test_what_can_be_no_path_is_a_fault(tmp_path: Path, option: str, path: str) 
 # The environment.
 
 
+def test_a_file_in_the_way_of_a_folder_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    content = sound(m=served(memory={"sysmem_kv_cache": 1, "disk_cache_dir": "file"}))
+    content["exllamav3_settings"]["state_dir"] = "file/state"
+    found = faults(write(tmp_path, content))
+    assert found.keys() == {"state_dir", "models.m.memory.disk_cache_dir"}
+    assert set(found.values()) == {f"cannot be a folder, since {tmp_path / 'file'} is a file"}
+
+
+def test_a_timeout_below_a_millisecond_is_a_fault(tmp_path: Path) -> None:
+    found = faults(write(tmp_path, sound(m=served(request_timeout_seconds=0.0009))))
+    assert "greater than or equal to 0.001" in found["models.m.request_timeout_seconds"]
+
+
+def test_a_folder_that_is_there_or_can_be_made_is_none(tmp_path: Path) -> None:
+    content = sound(m=served(memory={"sysmem_kv_cache": 1, "disk_cache_dir": "."}))
+    content["exllamav3_settings"]["state_dir"] = "new/state"
+    assert warned(write(tmp_path, content)) == {}
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("memory", "place"),
+    [
+        ({"warm_prefixes": ["fine", "half \ud800"]}, "warm_prefixes.1"),
+        (
+            {"warm_prompts": [{"messages": [{"role": "system", "content": "\udfff"}]}]},
+            "warm_prompts.0.messages.0.content",
+        ),
+        (
+            {"warm_prompts": [{"messages": [{"role": "system", "content": "", "\udc80": 1}]}]},
+            "warm_prompts.0.messages.0",
+        ),
+    ],
+)
+def test_half_a_character_is_a_fault(tmp_path: Path, memory: Content, place: str) -> None:
+    found = faults(write(tmp_path, sound(m=served(memory=memory))))
+    assert list(found) == [f"models.m.memory.{place}"]
+    assert "half of a surrogate pair" in found[f"models.m.memory.{place}"]
+
+
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
     model = served(max_queue="os.environ/QUEUE", replay="os.environ/REPLAY", capture={"nonces": ["os.environ/RULE"]})
     config = read_config(write(tmp_path, sound(m=model)), {"QUEUE": "3", "REPLAY": "false", "RULE": "request-id: .*"})
