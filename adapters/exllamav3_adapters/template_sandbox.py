@@ -4,8 +4,8 @@ Templates are written against transformers' `apply_chat_template`: trimmed block
 escaped for HTML, `raise_exception`, `strftime_now` and the `{% generation %}` tag. transformers' own compiler is not
 used because importing it takes seconds and, where torch is installed, brings torch.
 
-The sandbox keeps a template from Python's internals, from the caller's values, and from output without bounds. It
-does not bound the time that a hostile template spends in loops; the engine's process is what contains that.
+The sandbox keeps a template from Python's internals, from the caller's values, and from memory and loops without
+bounds. What `template_bounds` says it does not bound, the engine's process contains.
 """
 
 from __future__ import annotations
@@ -25,8 +25,20 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_RENDERED_CHARS = 32 * 2**20
-"""Longest rendering, in characters. A million tokens of text are about 4 MiB."""
+from exllamav3_adapters.template_bounds import (
+    BOUNDED_FILTERS,
+    MAX_TEXT_CHARS,
+    STEPS_PER_CALL,
+    BoundedCodeGenerator,
+    BoundedContext,
+    bounded_arguments,
+    bounded_format,
+    check_indent,
+    check_operation,
+    check_pieces,
+    join_pieces,
+)
+
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now", "raise_exception"})
 """What a chat's own template variables cannot replace."""
 _LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
@@ -92,8 +104,8 @@ class CompiledTemplate:
         try:
             for piece in self._template.generate(context):
                 length += len(piece)
-                if length > MAX_RENDERED_CHARS:
-                    raise TemplateFault(f"it writes more than {MAX_RENDERED_CHARS:,} characters")
+                if length > MAX_TEXT_CHARS:
+                    raise TemplateFault(f"it writes more than {MAX_TEXT_CHARS:,} characters")
                 pieces.append(piece)
         except (TemplateRefused, TemplateFault):
             raise
@@ -133,6 +145,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    check_indent(indent)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -173,7 +186,11 @@ class _GenerationTag(Extension):
 
 
 class _TemplateEnvironment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    code_generator_class = BoundedCodeGenerator
+    context_class = BoundedContext
+    concat = staticmethod(join_pieces)
+    check_pieces = staticmethod(check_pieces)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         # Real templates (Kimi K2) keep queues in lists of their own; those die with the rendering.
@@ -181,21 +198,29 @@ class _TemplateEnvironment(ImmutableSandboxedEnvironment):
             return True
         return super().is_safe_attribute(obj, attr, value)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is None:
+            return None
+        return bounded_format(self, value.__self__, of_mapping=value.__name__ == "format_map")
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Bounds repetition and powers: one short expression could ask for all memory."""
-        if operator == "**" and not (abs(left) <= 2**16 and abs(right) <= 64):
-            raise SecurityError("a power is too large")
-        if operator == "*":
-            for sequence, count in ((left, right), (right, left)):
-                if isinstance(sequence, (str, list, tuple)) and len(sequence) * count > MAX_RENDERED_CHARS:
-                    raise SecurityError("a repetition is too long")
-        return super().call_binop(context, operator, left, right)
+        assert isinstance(context, BoundedContext)
+        check_operation(context, operator, left, right)
+        return self.binop_table[operator](left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # The names are jinja2's own: a template may name an argument `self`.
+        assert isinstance(__context, BoundedContext)
+        __context.spend(STEPS_PER_CALL)
+        return super().call(__context, __obj, *bounded_arguments(__obj, args, kwargs), **kwargs)
 
 
 def _make_environment() -> jinja2.Environment:
     environment = _TemplateEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters.update(BOUNDED_FILTERS)
     filters: dict[str, Callable[..., Any]] = {"tojson": _tojson, "from_json": json.loads}
     environment.filters.update(filters)
+    del environment.globals["lipsum"]  # any amount of it, and another at each rendering
     environment.globals["namespace"] = _TemplateNamespace
     return environment
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from datetime import datetime
 from typing import Any
 
+import psutil
 import pytest
 
 from exllamav3_adapters.template_sandbox import CompiledTemplate, TemplateFault, TemplateRefused
 
 NOW = datetime(2026, 5, 4, 12, 30)
+UNLIMITED = resource.getrlimit(resource.RLIMIT_AS)
 
 
 def render(source: str, messages: Any = (), **variables: Any) -> str:
@@ -76,6 +80,112 @@ def test_the_output_has_a_bound() -> None:
     source = "{% for i in range(100000) %}{% for j in range(100000) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
     with pytest.raises(TemplateFault, match="more than 33,554,432 characters"):
         render(source)
+
+
+DOUBLE = "{%% set ns = namespace(s='x' * 1000, l=[0]) %%}{%% for i in range(40) %%}%s{%% endfor %%}{{ ns.s|length }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DOUBLE % "{% set ns.s = ns.s ~ ns.s %}",
+        DOUBLE % "{% set ns.s = ns.s + ns.s %}",
+        DOUBLE % "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}",
+        DOUBLE % "{% set ns.s = '%s%s' % (ns.s, ns.s) %}",
+        DOUBLE % "{% set ns.s = '%s%s'|format(ns.s, ns.s) %}",
+        DOUBLE % "{% set ns.s = '{0}{0}'.format(ns.s) %}",
+        DOUBLE % "{% set ns.s = '{s}{s}'.format_map({'s': ns.s}) %}",
+        DOUBLE % "{% set ns.s = ns.s.join([ns.s, ns.s]) %}",
+        DOUBLE % "{% set ns.s = [ns.s, ns.s]|join %}",
+        DOUBLE % "{% set ns.s = ns.s.replace('x', 'xx') %}",
+        DOUBLE % "{% set ns.s = ns.s|replace('x', 'xx') %}",
+        DOUBLE % "{% set ns.s = ns.s.translate({120: 'xx'}) %}",
+        DOUBLE % "{% macro m() %}{{ ns.s }}{{ ns.s }}{% endmacro %}{% set ns.s = m() %}",
+        DOUBLE % "{% set ns.l = ns.l + ns.l %}",
+        DOUBLE % "{% set _ = ns.l.extend(ns.l) %}",
+        DOUBLE % "{% set _ = ns.l.extend(ns.l|map('string')) %}",
+        "{% set ns = namespace(n=2**64) %}{% for i in range(40) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%.999999999f' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '%999999999d'|format(1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ 'x'.ljust(999999999) }}",
+        "{{ 'x'.rjust(999999999) }}",
+        "{{ 'x'.center(999999999) }}",
+        "{{ 'x'.zfill(999999999) }}",
+        "{{ 'x'|center(999999999) }}",
+        "{{ ['x']|map('center', 999999999)|list }}",
+        "{{ '\t'.expandtabs(999999999) }}",
+        "{{ 'x'|indent(999999999, true) }}",
+        "{{ [1]|tojson(indent=999999999) }}",
+        "{{ [1]|batch(999999999, 0)|list }}",
+        "{{ [1]|slice(999999999)|list }}",
+        "{{ ('x ' * 10000)|wordwrap(1, wrapstring='y' * 1000000) }}",
+        "{{ 'x'.encode().ljust(999999999) }}",
+        "{{ (1).to_bytes(999999999, 'big') }}",
+        "{{ lipsum(n=999999999) }}",
+    ],
+)
+def test_memory_has_a_bound(source: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**29, UNLIMITED[1]))
+    try:
+        with pytest.raises(TemplateFault) as fault:
+            render(source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, UNLIMITED)
+    assert "MemoryError" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for a in r %}{% for b in r %}{{ loop.index if false }}{% endfor %}{% endfor %}",
+        "{% for n in [60] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% for a in r %}{% block b scoped %}{% for b in range(99999) %}{% endfor %}{% endblock %}{% endfor %}",
+        "{% set s = 'x' * 33000000 %}{% for a in r %}{% set t = s ~ a %}{% endfor %}",
+    ],
+    ids=["nested loops", "loops that count", "a recursive loop", "a recursive macro", "blocks", "long texts"],
+)
+def test_time_has_a_bound(source: str) -> None:
+    began = time.process_time()
+    with pytest.raises(TemplateFault, match="more steps"):
+        render("{% set r = range(99999) %}" + source)
+    assert time.process_time() - began < 5
+
+
+def test_a_template_may_look_through_all_messages_for_each() -> None:
+    source = "{% for m in messages %}{% for n in messages %}{% endfor %}{% endfor %}done"
+    assert render(source, [{"role": "user", "content": ""}] * 2000) == "done"
+
+
+def test_each_rendering_has_the_steps_of_its_own() -> None:
+    template = CompiledTemplate("{% for i in range(99999) %}{% endfor %}" * 15 + "done")
+    assert [template.render([], now=NOW).text for _ in range(3)] == ["done"] * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a' ~ 1 ~ none ~ [2] }}", "a1None[2]"),
+        ("{{ 'a' + 'b' + ('c' * 2) }}{{ [1] + [2] }}{{ 7 % 4 + 2 * 3 }}", "abcc[1, 2]9"),
+        ("{{ '%s is %05.1f%%' % ('x', 2.5) }}{{ '%(a)s'|format(a=1) }}{{ '%s-%s'|format(1, 2) }}", "x is 002.5%11-2"),
+        ("{{ '{0}-{a:>3}-{1}'.format(1, 2, a=3) }}", "1-  3-2"),
+        ("{{ '{a}'.format_map({'a': 1}) }}{{ 'x'.ljust(3, '.') }}{{ '7'.zfill(3) }}", "1x..007"),
+        ("{{ ', '.join(['a', 'b']) }}{{ 'ab'|join('-') }}", "a, ba-b"),
+        ("{{ [{'n': 1}, {'n': 2}]|join('+', attribute='n') }}", "1+2"),
+        ("{{ 'aXbX'.replace('X', '-', 1) }}{{ 'aXbX'|replace('X', '-') }}{{ 'a\nb'|indent(2) }}", "a-bXa-b-a\n  b"),
+        ("{{ [1, 2, 3]|batch(2, 0)|list }}", "[[1, 2], [3, 0]]"),
+        ("{{ [1, 2, 3]|sum }}{{ [{'n': 2}]|sum(attribute='n') }}", "62"),
+        ("{% set q = [1] %}{% set _ = q.extend([2]|map('string')) %}{{ q }}{{ '<'|e ~ '>' }}", "[1, '2']&lt;>"),
+        ("{{ dict(self=1, context=2) }}", "{'self': 1, 'context': 2}"),
+    ],
+)
+def test_what_is_in_bounds_is_as_ever(source: str, text: str) -> None:
+    assert render(source) == text
 
 
 def test_a_template_may_fill_lists_of_its_own() -> None:
