@@ -35,6 +35,13 @@ def test_an_anthropic_stop_sequence_and_limit(anthropic_client: anthropic.Anthro
     assert (message.content[0].text, message.stop_reason) == ("sev", "max_tokens")
 
 
+def test_every_anthropic_stop_sequence_counts(anthropic_client: anthropic.Anthropic) -> None:
+    message = anthropic_client.messages.create(
+        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "say: seven"}], stop_sequences=[*"ABCDEv"]
+    )
+    assert message.content[0].text == "se"
+
+
 def test_a_response_whole_and_streamed(client: openai.OpenAI) -> None:
     request = {"model": "tiny", "instructions": SYSTEM, "input": "say: seven"}
     whole = client.responses.create(**request)  # type: ignore[call-overload]

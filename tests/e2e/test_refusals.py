@@ -57,6 +57,8 @@ def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
         ({"top_p": 2}, "top_p", "at most 1"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"stop": [""]}, "stop", "empty string"),
+        ({"stop": [*"ABCDEFGHIJKLMNOPQ"]}, "stop", "at most 16 strings; it holds 17"),
+        ({"timeout": -1}, "timeout", "a positive number of seconds"),
         ({"top_k": 1.5}, "top_k", "an integer"),
         ({"n": 2}, "n", "not supported yet"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
@@ -71,6 +73,32 @@ def test_a_bad_request_says_what_to_change(proxy: Proxy, body: dict[str, Any], p
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert says in error["message"]
+
+
+def test_the_last_of_many_stop_strings_stops(proxy: Proxy) -> None:
+    answer = post(proxy, messages=[{"role": "user", "content": "say: seven"}], stop=[*"ABCDEFGHIJKLMNO", "v"])
+    assert answer.json()["choices"][0]["message"]["content"] == "se"
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_a_header_that_can_be_no_timeout(proxy: Proxy, seconds: str) -> None:
+    headers = {**proxy.headers, "x-litellm-timeout": seconds}
+    body = {"model": "tiny", "messages": [USER]}
+    answer = httpx.post(f"{proxy.base_url}/v1/chat/completions", json=body, headers=headers, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout")
+
+
+def test_a_message_without_a_role(proxy: Proxy) -> None:
+    answer = post(proxy, "/v1/messages", messages=[{"content": "hi"}], max_tokens=5)
+    assert answer.status_code == 400
+    assert "messages[0].role" in answer.text
+
+
+def test_a_part_whose_type_is_no_text(proxy: Proxy) -> None:
+    answer = post(proxy, "/v1/responses", input=[{"role": "user", "content": [{"type": ["input_text"], "text": "hi"}]}])
+    assert answer.status_code == 400
+    assert "input[0].content[0].type" in answer.text
+    assert "Traceback" not in answer.text
 
 
 def test_a_prompt_longer_than_the_context(proxy: Proxy) -> None:
