@@ -14,7 +14,7 @@ import pytest
 from demo_chats import Chats, local, new_head, rendered_head, settled, text_traces, token_ids, token_traces
 from proxy_process import Proxy, config
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.full, pytest.mark.timeout(600)]
 
 MODEL = local(
     # Two conversations fill the cache, so that pages also leave it for the tiers while others come.

@@ -18,7 +18,7 @@ import pytest
 from demo_chats import CHUNK_TOKENS, Answer, Chats, local, new_head, rendered_head, settled, token_ids
 from proxy_process import Proxy, config
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.full, pytest.mark.timeout(600)]
 
 STOP = {"GRACEFUL_SHUTDOWN_TIMEOUT": "2"}
 """Seconds that LiteLLM lets open streams run on; by default 30."""
