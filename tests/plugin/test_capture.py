@@ -511,7 +511,8 @@ async def test_no_prompt_reaches_the_log(world: World, caplog: pytest.LogCapture
     assert "secret" not in caplog.text
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(6))
 async def test_memory_claims_nothing_that_the_disk_lacks_when_all_happens_at_once(world: World, seed: int) -> None:
     capture = await world.open(flush_seconds=0.001, max_entries=6)
     rng = random.Random(seed)

@@ -272,10 +272,13 @@ async def test_it_can_be_stopped_before_it_was_started_and_while_it_loads(write_
     assert engines.engines == []
 
 
-async def test_a_folder_that_cannot_be_made_costs_the_capture_and_not_the_models(write_config, opened, tmp_path):
-    (tmp_path / "state").write_text("a file where the folder should be")
-    gateway = opened(write_config())
+async def test_a_folder_that_cannot_be_made_costs_the_capture_and_not_the_models(write_config, tmp_path):
+    settings = load_settings(write_config(), {})
+    (tmp_path / "state").write_text("a file has come where the folder should be")
+    gateway = Gateway(settings, load_engine=FakeEngines())
+    gateway.start()
     async with served(gateway).admit() as request:
         prompt = await request.render(Chat(messages=[{"role": "user", "content": "say: hi"}]))
         stream = await request.open_stream(prompt, GenerationParams())
         assert "".join([event.text async for event in stream if isinstance(event, Text)]) == "hi"
+    await gateway.stop()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from exl3_requests import answer, greedy, prompt
 from page_table_run import assert_is_up_to_date, rebuilt_order
 
@@ -60,6 +61,7 @@ async def served_after_flood(engine: Exl3Engine, cache_tokens: int) -> list[floa
     return parts
 
 
+@pytest.mark.full
 async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
     engine = await load(MemoryOptions(sysmem_kv_cache=1))
     table = await with_aging(engine)
@@ -106,6 +108,7 @@ async def test_without_the_policy_they_do_not(load: Load) -> None:
     assert max(await served_after_flood(engine, 16384)) < 0.1
 
 
+@pytest.mark.full
 async def test_a_hot_head_outlives_a_flood_in_system_memory(load: Load) -> None:
     """Where the flood takes everything from the cache, the tier behind it keeps what has credit."""
     engine = await load(MemoryOptions(sysmem_kv_cache=8))
