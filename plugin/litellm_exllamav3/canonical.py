@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -37,12 +37,12 @@ def canonical_form(head: RequestHead, rules: NonceRules) -> bytes | None:
 
 
 def head_digest(form: bytes) -> str:
-    """128 bits of BLAKE2b in hexadecimal."""
-    digest = blake2b(digest_size=_DIGEST_BYTES)
+    """The first 128 bits of SHA-256 in hexadecimal: processors with instructions for it take half of BLAKE2b's time."""
+    digest = sha256()
     view = memoryview(form)
     for start in range(0, len(form), _NO_GIL_BYTES):
         digest.update(view[start : start + _NO_GIL_BYTES])
-    return digest.hexdigest()
+    return digest.hexdigest()[: 2 * _DIGEST_BYTES]
 
 
 def _slow_form(form: object) -> bytes | None:

@@ -522,14 +522,14 @@ async def test_memory_claims_nothing_that_the_disk_lacks_when_all_happens_at_onc
         while busy:
             text = long(f"head {rng.randrange(12)}")
             found[start(capture, text, owner=f"key-{rng.randrange(3)}").digest] = text
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # the store's thread waits 5 ms for each step beside a loop that never rests
 
     async def forgetter() -> None:
-        for _ in range(20):
+        for _ in range(100):
             await capture.forget(MODEL, rng.choice([*found, "unknown"]))
 
     async def reader() -> None:
-        for _ in range(20):
+        for _ in range(100):
             assert len(await capture.entries(MODEL)) <= 6 + 12
             await capture.flush()
 
