@@ -148,10 +148,15 @@ class EventStream(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPrefix:
-    """A prefix that the engine itself found to be shared. Valid for this `cache_fingerprint` only."""
+    """A prefix that the engine itself found to be shared: whole pages. Valid for this `cache_fingerprint` only."""
 
+    digest: str
+    """Names it under its fingerprint: the chained hash of its last page, hexadecimal."""
     token_ids: tuple[int, ...]
     credit: float
+    """Of its last page, when it was written."""
+    written_at: float
+    """Seconds since the epoch. A prefix that goes on being hit is written again, every few minutes at most."""
     cache_fingerprint: str
 
 
@@ -228,8 +233,8 @@ class Engine(Protocol):
     async def unpin(self, prompt: Prompt) -> None:
         """Ends the protection that `prefill(prompt, pin=True)` gave. No error where there is none."""
 
-    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
-        """Prefixes that the engine captured, most recently written first."""
+    async def stored_prefixes(self, written_after: float = 0.0) -> tuple[StoredPrefix, ...]:
+        """Prefixes that the engine captured, those written after that time, most recently written first."""
 
     async def forget(self, prompt: Prompt) -> int:
         """Drops every page that holds a part of the prompt, or that follows one that does, from every tier.

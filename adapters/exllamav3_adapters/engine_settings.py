@@ -53,10 +53,16 @@ class MemoryOptions:
     pin_max_fraction: float = 0.5
     """Largest part of the cache that pinned prefixes may hold."""
     aging_lfu: bool = False
-    aging_half_life_hours: float = 0.05
+    """Keep a share of the cache by reuse credit that decays with time. The options below belong to it."""
+    aging_half_life_hours: float = 1.0
+    aging_share: float = 0.03
+    """Part of the cache that is kept by credit; recency orders the rest."""
     aging_hit_cap_pages: int = 64
-    aging_weight_cap: float = 4.0
+    """Leading pages of a prompt that can earn credit. 0: all."""
+    aging_weight_cap: float = 0.0
+    """Upper bound of a page's credit. 0: none."""
     aging_persist_dir: str | None = None
+    """Folder that keeps the credit of all models over restarts. None: it is not kept."""
     aging_capture_prefixes: bool = False
     aging_prefix_min_tokens: int = 512
     aging_prefix_max_tokens: int = 32768

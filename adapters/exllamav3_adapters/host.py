@@ -132,8 +132,8 @@ class EngineHost:
                 return self._engine.tokenize(text)
             case wire.Unpin(prompt=prompt):
                 return self._engine.unpin(prompt)
-            case wire.ListStoredPrefixes():
-                return self._engine.stored_prefixes()
+            case wire.ListStoredPrefixes(written_after=written_after):
+                return self._engine.stored_prefixes(written_after)
             case wire.Forget(prompt=prompt):
                 return self._engine.forget(prompt)
             case wire.GetStats():

@@ -125,8 +125,9 @@ class HostedEngine:
     async def unpin(self, prompt: Prompt) -> None:
         await self._call(wire.Unpin(next(self._ids), prompt), type(None))
 
-    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
-        return await self._call(wire.ListStoredPrefixes(next(self._ids)), tuple[StoredPrefix, ...])
+    async def stored_prefixes(self, written_after: float = 0.0) -> tuple[StoredPrefix, ...]:
+        request = wire.ListStoredPrefixes(next(self._ids), written_after)
+        return await self._call(request, tuple[StoredPrefix, ...])
 
     async def forget(self, prompt: Prompt) -> int:
         return await self._call(wire.Forget(next(self._ids), prompt), int)

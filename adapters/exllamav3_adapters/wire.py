@@ -75,6 +75,8 @@ class Unpin(Request, frozen=True):
 class ListStoredPrefixes(Request, frozen=True):
     """`Engine.stored_prefixes`."""
 
+    written_after: float
+
 
 class Forget(Request, frozen=True):
     prompt: Prompt

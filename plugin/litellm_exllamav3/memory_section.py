@@ -119,17 +119,20 @@ class MemorySection(Section):
         "configured ones are not counted. 0: none. By default what fits the cache beside the pinned ones.",
     )
     aging_lfu: bool = Field(
-        default=False, description="Evict pages by reuse credit that decays with time, instead of by recency alone."
+        default=False,
+        description="Keep a share of the cache by reuse credit that decays with time, instead of all of it by recency.",
     )
-    aging_half_life_hours: Positive = Field(
-        default=0.05,
-        description="Hours in which credit halves; 0.05 is 3 minutes. Above 0.25 it costs hits on agent traffic, "
-        "and a warning says so.",
+    aging_half_life_hours: Positive = Field(default=1.0, description="Hours in which credit halves.")
+    aging_share: Fraction = Field(
+        default=0.03,
+        description="Part of the cache, 0 to 1, that is kept by credit; recency orders the rest. 1: all of it.",
     )
     aging_hit_cap_pages: CountOrOff = Field(
         default=64, description="A hit credits at most this many leading pages of a prompt. 0: all."
     )
-    aging_weight_cap: Positive = Field(default=4.0, description="Upper bound of one page's credit, in hits.")
+    aging_weight_cap: NotNegative = Field(
+        default=0.0, description="Upper bound of one page's credit, in hits. 0: none."
+    )
     aging_persist_dir: ConfigPath | None = Field(
         default=None, description="Folder where credit is kept over restarts. By default one under `state_dir`."
     )

@@ -61,7 +61,7 @@ to_child = st.one_of(
     st.builds(wire.Generate, ids, prompts, params, st.booleans()),
     st.builds(wire.Prefill, ids, prompts, st.booleans()),
     st.builds(wire.Unpin, ids, prompts),
-    st.builds(wire.ListStoredPrefixes, ids),
+    st.builds(wire.ListStoredPrefixes, ids, st.floats(allow_nan=False)),
     st.builds(wire.Forget, ids, prompts),
     st.builds(wire.GetStats, ids),
     st.builds(wire.Close, ids),

@@ -119,7 +119,7 @@ def test_an_unknown_option_is_named_with_the_nearest_valid_one(
     ("section", "option", "value", "remedy"),
     [
         ("memory", "aging_lfu", True, "remove it or set it to false"),
-        ("memory", "aging_half_life_hours", 0.1, "remove it or set it to 0.05"),
+        ("memory", "aging_half_life_hours", 0.1, "remove it or set it to 1"),
         ("memory", "sysmem_recurrent_cache", 1, "remove it or set it to 4096"),
         ("model", "recurrent_eviction", "gds", "remove it or set it to lru"),
         ("model", "prefill_cost_coefficients", [1, 2], "remove it"),

@@ -119,7 +119,7 @@ class Exl3Engine:
     async def unpin(self, prompt: Prompt) -> None:
         await self._scheduler.unpin(prompt.token_ids)
 
-    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
+    async def stored_prefixes(self, written_after: float = 0.0) -> tuple[StoredPrefix, ...]:
         self._check_open()
         return ()
 

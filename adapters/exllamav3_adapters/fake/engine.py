@@ -164,7 +164,7 @@ class FakeEngine:
         self._check_available()
         self._cache.unpin(bytes(prompt.token_ids))
 
-    async def stored_prefixes(self) -> tuple[StoredPrefix, ...]:
+    async def stored_prefixes(self, written_after: float = 0.0) -> tuple[StoredPrefix, ...]:
         self._check_available()
         return ()
 
