@@ -14,26 +14,33 @@ from trace_study.study import Outcome
 
 mpl.use("Agg")
 
-_PANEL_INCHES = (4.6, 3.4)
+_PANEL_INCHES = (4.4, 2.9)
+_COLUMNS = 3
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Token hit rates above, those of conversations' first requests below. The bound is dashed."""
+    """For each workload token hit rates above, those of conversations' first requests below. The bound is dashed."""
     plotted = [outcome for outcome in outcomes if outcome.plotted]
     workloads = list(dict.fromkeys(outcome.workload for outcome in plotted))
+    columns, rows = min(_COLUMNS, len(workloads)), 2 * -(-len(workloads) // _COLUMNS)
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width * len(workloads), 2 * height + 0.6), layout="constrained")
-    axes = figure.subplots(2, len(workloads), squeeze=False)
-    for column, workload in enumerate(workloads):
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for number, workload in enumerate(workloads):
+        row, column = 2 * (number // _COLUMNS), number % _COLUMNS
         of_workload = [outcome for outcome in plotted if outcome.workload == workload]
-        _panel(axes[0][column], of_workload, first=False)
-        _panel(axes[1][column], of_workload, first=True)
-        axes[0][column].set_title(f"{workload}\n{of_workload[0].requests:,} requests", fontsize=10)
-        axes[1][column].set_xlabel("cache")
-    axes[0][0].set_ylabel("prompt tokens served from the cache, %")
-    axes[1][0].set_ylabel("first requests: of what could be served, %")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(path, dpi=110)
+        above, below = axes[row][column], axes[row + 1][column]
+        _panel(above, of_workload, first=False)
+        _panel(below, of_workload, first=True)
+        above.set_title(f"{workload}, {of_workload[0].requests:,} requests", fontsize=10)
+        if column == 0:
+            above.set_ylabel("prompt tokens\nfrom the cache, %")
+            below.set_ylabel("first requests: of what\ncould be served, %")
+    for number in range(len(workloads), columns * rows // 2):
+        for row in (0, 1):
+            axes[2 * (number // _COLUMNS) + row][number % _COLUMNS].set_axis_off()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=90)
 
 
 def _panel(axes: Axes, outcomes: Sequence[Outcome], *, first: bool) -> None:
