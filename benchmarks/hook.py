@@ -71,7 +71,7 @@ Times = list[tuple[float, float]]
 """Milliseconds by the clock, and of the processor's time of this thread, a call."""
 
 
-class NothingHook(CustomLogger):
+class NothingHook(CustomLogger):  # type: ignore[misc]  # litellm has no types for us
     """What every hook costs."""
 
     async def async_pre_call_hook(self, user_api_key_dict: Any, cache: Any, data: Any, call_type: Any) -> None:

@@ -109,7 +109,7 @@ def write_config(folder: Path, *, replay: bool) -> Path:
 
 
 def stored_heads(config: Path) -> list[dict[str, Any]]:
-    command = [Path(sys.executable).with_name("litellm-exllamav3"), "prefixes", config, "--json"]
+    command = [str(Path(sys.executable).with_name("litellm-exllamav3")), "prefixes", str(config), "--json"]
     heads: list[dict[str, Any]] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return heads
 
