@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from exllamav3.constants import PAGE_SIZE
@@ -26,6 +27,8 @@ REGRET_SECONDS = 60.0
 """An eviction is counted as regretted where the page is asked for again this soon."""
 
 _MAX_REMEMBERED_EVICTIONS = 65536
+
+_NOT_KNOWN: tuple[int, ...] = ()
 
 _TELL: dict[str, Callable[[LeafOrder, int, Any], None]] = {
     "phash": lambda order, number, phash: order.rename(number, phash),
@@ -77,6 +80,10 @@ class AgingPageTable(PageTable):  # type: ignore[misc]
     evictions_by_class: Counter[VictimClass]
     regretted_evictions: int
     """Evictions of pages that were asked for again within `REGRET_SECONDS`."""
+    on_claim: Callable[[Sequence[bytes], tuple[int, ...], float], object]
+    """What a claim that counts means: given the chained hashes of its pages, the prompt's tokens (empty where they are
+    not known) and the time. Credit, until a policy that does more is put here."""
+    _prompt: tuple[int, ...] | None
     _clock: Callable[[], float]
     _share: float
     _evicted_at: OrderedDict[bytes, float]
@@ -86,6 +93,8 @@ class AgingPageTable(PageTable):  # type: ignore[misc]
         self.pinned_hashes = set()
         self.evictions_by_class = Counter()
         self.regretted_evictions = 0
+        self.on_claim = lambda chain, _, seconds: credit.claim(chain, seconds)
+        self._prompt = _NOT_KNOWN
         self._clock = clock
         self._share = share
         self._evicted_at = OrderedDict()
@@ -105,9 +114,19 @@ class AgingPageTable(PageTable):  # type: ignore[misc]
         record, victim_class = victim
         return self.all_pages[record.number], victim_class
 
+    @contextmanager
+    def claiming(self, prompt: tuple[int, ...] | None) -> Iterator[None]:
+        """Says for which prompt's tokens pages are allocated meanwhile; None: the claim is not to count."""
+        self._prompt = prompt
+        try:
+            yield
+        finally:
+            self._prompt = _NOT_KNOWN
+
     def allocate_pages(self, page_hashes: list[bytes], *args: Any, **kwargs: Any) -> Any:
         now = self._clock()
-        self.credit.claim(page_hashes, now)
+        if self._prompt is not None:
+            self.on_claim(page_hashes, self._prompt, now)
         self._count_regretted(page_hashes, now)
         return super().allocate_pages(page_hashes, *args, **kwargs)
 

@@ -21,8 +21,9 @@ from exllamav3_adapters.contract import (
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineUnavailable, InvalidRequest
 from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
-from exllamav3_adapters.exl3.generator_options import effective_settings, generator_options
+from exllamav3_adapters.exl3.generator_options import aging_is_ours, effective_settings, generator_options
 from exllamav3_adapters.exl3.request import Request
 from exllamav3_adapters.exl3.sampling import build_filters
 from exllamav3_adapters.exl3.scheduler import Scheduler
@@ -73,7 +74,7 @@ class Exl3Engine:
             page_size=PAGE_SIZE,
             cache_tokens=loaded.cache.max_num_tokens,
             cache_fingerprint=cache_fingerprint(loaded),
-            effective_settings=effective_settings(settings),
+            effective_settings=effective_settings(settings, Generator),
         )
         check_tiers(settings.memory, loaded.cache)
         self._scheduler = Scheduler(
@@ -84,6 +85,7 @@ class Exl3Engine:
             # Without it a request that names no max_tokens would reserve the whole cache and run alone.
             max_rq_tokens=settings.model.chunk_size,
             pin_max_fraction=settings.memory.pin_max_fraction,
+            make_aging=self._make_aging(settings) if aging_is_ours(settings, Generator) else None,
         )
         self._scheduler.start()
 
@@ -133,6 +135,10 @@ class Exl3Engine:
         self._closed = True
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
+
+    @staticmethod
+    def _make_aging(settings: EngineSettings) -> Callable[[Any], AgingPolicy]:
+        return lambda generator: AgingPolicy(generator, settings.memory)
 
     def _request(
         self,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
+from dataclasses import fields
 from typing import Any
 
-from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions
 from exllamav3_adapters.errors import LoadFailed
 
 MEBIBYTE = 1024 * 1024
+AGING = "aging_lfu"
+"""exllamav3's pull request names the policy and its options as our settings do, in the same units."""
+_DEFAULTS = MemoryOptions()
 
 
 def generator_options(settings: EngineSettings, generator_class: Any) -> dict[str, Any]:
@@ -17,23 +22,47 @@ def generator_options(settings: EngineSettings, generator_class: Any) -> dict[st
     `Generator.__init__` ends in `**kwargs` and swallows what it does not know (checked on 1.4.1 and 1.6.5), so every
     name is looked up in its signature first. Raises LoadFailed that names the option of an engine too old for it.
     """
-    options = {argument: value for _, argument, value in _passed_through(settings)}
-    known = inspect.signature(generator_class.__init__).parameters
-    unknown = [option for option, argument, _ in _passed_through(settings) if argument not in known]
+    known = _arguments_of(generator_class)
+    passed_through = _passed_through(settings, known)
+    unknown = [option for option, argument, _ in passed_through if argument not in known]
     if unknown:
         raise LoadFailed(
             f"the installed exllamav3 does not know {', '.join(unknown)}; install exllamav3 1.6.5 or remove the option"
         )
-    return options
+    return {argument: value for _, argument, value in passed_through}
 
 
-def effective_settings(settings: EngineSettings) -> dict[str, str]:
+def aging_is_ours(settings: EngineSettings, generator_class: Any) -> bool:
+    """Whether `aging_lfu` is set and left to us, since the installed generator has no such policy of its own."""
+    return settings.memory.aging_lfu and AGING not in _arguments_of(generator_class)
+
+
+def effective_settings(settings: EngineSettings, generator_class: Any) -> dict[str, str]:
     """Option -> its value and who carries it out, for one line in the log."""
-    by_the_engine = {option: f"{value} (exllamav3)" for option, _, value in _passed_through(settings)}
-    return {**by_the_engine, "memory.pin_max_fraction": f"{settings.memory.pin_max_fraction} (ours)"}
+    passed_through = _passed_through(settings, _arguments_of(generator_class))
+    by_the_engine = {option: f"{value} (exllamav3)" for option, _, value in passed_through}
+    ours = {"memory.pin_max_fraction": settings.memory.pin_max_fraction}
+    if aging_is_ours(settings, generator_class):
+        ours |= {f"memory.{name}": value for name, value in _aging_options(settings.memory).items()}
+    return by_the_engine | {option: f"{value} (ours)" for option, value in ours.items()}
 
 
-def _passed_through(settings: EngineSettings) -> list[tuple[str, str, Any]]:
+def _arguments_of(generator_class: Any) -> Collection[str]:
+    return inspect.signature(generator_class.__init__).parameters
+
+
+def _aging_options(memory: MemoryOptions) -> dict[str, Any]:
+    """Those that have an effect, by name."""
+    return {
+        field.name: getattr(memory, field.name)
+        for field in fields(memory)
+        if field.name.startswith("aging_")
+        and getattr(memory, field.name) is not None
+        and (memory.aging_capture_prefixes or not field.name.startswith("aging_prefix_"))
+    }
+
+
+def _passed_through(settings: EngineSettings, known: Collection[str]) -> list[tuple[str, str, Any]]:
     """(our option, the generator's argument, value in the generator's unit) of every option that is set."""
     model, memory = settings.model, settings.memory
     options: list[tuple[str, str, Any]] = [("model.chunk_size", "max_chunk_size", model.chunk_size)]
@@ -52,5 +81,12 @@ def _passed_through(settings: EngineSettings) -> list[tuple[str, str, Any]]:
                 memory.disk_cache_checkpoint_interval,
             ),
             ("memory.disk_cache_write_interval", "disk_cache_write_interval", memory.disk_cache_write_interval),
+        ]
+    if memory.aging_lfu and AGING in known:
+        # An option that only we have, or that its version lacks, is missed only where it was set.
+        options += [
+            (f"memory.{name}", name, value)
+            for name, value in _aging_options(memory).items()
+            if name in known or value != getattr(_DEFAULTS, name)
         ]
     return options

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from exllamav3 import Job
 
+from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable
 from exllamav3_adapters.exl3.request import Request
 
 
@@ -40,13 +41,23 @@ class GuardedJob(Job):  # type: ignore[misc]
         if self.fault is not None:
             raise self.fault  # exllamav3 contains what is raised here
         if self.request.retain:
-            super().allocate_pages()
+            self._claim_pages()
             return
         persistable = self._persistable_before()
-        super().allocate_pages()
+        self._claim_pages()
         for sequence in self.sequences:
             for page in sequence.allocated_pages:
                 page.persistable = persistable.get(page.phash, False)
+
+    def _claim_pages(self) -> None:
+        """A long generation claims its chain again each time it is requeued, and a background prefill whenever it had
+        to yield: neither says that a prompt is wanted once more."""
+        if not isinstance(self.pagetable, AgingPageTable):
+            super().allocate_pages()
+            return
+        counts = self.request.counts and not self.is_requeued
+        with self.pagetable.claiming(self.request.prompt.token_ids if counts else None):
+            super().allocate_pages()
 
     def _persistable_before(self) -> dict[bytes, bool]:
         """Page hash -> whether some retained request already has the page; its own claim to it must stay."""

@@ -49,10 +49,10 @@ class PinnedPages:
                 if self._is_told:
                     self._pagetable.set_pinned(phash, False)
 
-    def pinned_tokens(self) -> int:
+    def pinned_pages(self) -> int:
+        """Pinned pages that are in the cache now."""
         pages = (self._pagetable.unreferenced_pages, self._pagetable.referenced_pages)
-        num_pages = sum(any(phash in table for table in pages) for phash in self._owners)
-        return num_pages * int(PAGE_SIZE)
+        return sum(any(phash in table for table in pages) for phash in self._owners)
 
     def _claim(self, phash: bytes, token_ids: tuple[int, ...]) -> bool:
         if phash not in self._owners and len(self._owners) >= self._limit_pages:

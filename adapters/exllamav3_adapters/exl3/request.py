@@ -36,3 +36,8 @@ class Request:
     """Prompt tokens computed by attempts that had to yield (background only)."""
     held_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of tokens whose text is empty or still held back."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the cache may learn from it what is wanted."""
+        return self.retain and not self.background

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from exllamav3.constants import PAGE_SIZE
+
 from exllamav3_adapters.contract import EngineStats, Prefilled
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable
+from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.forgetting import Forgetting
 from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.exl3.page_chain import as_tensor
@@ -44,11 +47,14 @@ class Scheduler:
         stop_token_ids: list[int],
         max_rq_tokens: int,
         pin_max_fraction: float,
+        make_aging: Callable[[Any], AgingPolicy] | None = None,
     ) -> None:
+        """`make_aging` is given the generator; without it the stock order of eviction stays."""
         self._make_generator = make_generator
         self._stop_token_ids = stop_token_ids
         self._max_rq_tokens = max_rq_tokens
         self._pin_max_fraction = pin_max_fraction
+        self._make_aging = make_aging
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._prefills: deque[Request] = deque()
         self._active: set[Request] = set()  # every request that has not ended, prefills included
@@ -132,6 +138,7 @@ class Scheduler:
         try:
             self._generator = self._make_generator()
             self._pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(True)
+            self._aging = self._make_aging(self._generator) if self._make_aging is not None else None
             pagetable = self._generator.pagetable
             self._pins = PinnedPages(pagetable, int(pagetable.max_pages * self._pin_max_fraction))
             self._forgetting = Forgetting(self._generator)
@@ -212,6 +219,8 @@ class Scheduler:
         self._counters["prompt_tokens"] += len(request.prompt.token_ids)
         self._counters["cached_tokens"] += result["cached_tokens"]
         self._counters["completion_tokens"] += result["new_tokens"]
+        if self._aging is not None and request.counts:
+            self._aging.count_saved(result["cached_tokens"])
 
     def _admit(self, request: Request) -> None:
         if request.stream.complete:  # the reader has left already
@@ -296,7 +305,7 @@ class Scheduler:
             queued_requests=queued,
             cache_tokens_used=stats["used_tokens"],
             cache_tokens_reusable=stats["cached_tokens"],
-            cache_tokens_pinned=self._pins.pinned_tokens(),
+            cache_tokens_pinned=self._pins.pinned_pages() * PAGE_SIZE,
             sysmem_tokens=stats["tier_cached_tokens"],
             disk_tokens=stats["disk_cached_tokens"],
             counters={
@@ -304,6 +313,8 @@ class Scheduler:
                 "evictions": evictions["evictions_live"],
                 "sysmem_pages_restored": evictions["alloc_tier_pages"],
                 "disk_pages_restored": evictions["alloc_disk_pages"],
+                "pinned_pages": self._pins.pinned_pages(),
+                **(self._aging.counters() if self._aging is not None else {}),
             },
         )
 

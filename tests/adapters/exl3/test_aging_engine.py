@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,27 +13,10 @@ from page_table_run import assert_is_up_to_date, rebuilt_order
 
 from exllamav3_adapters.contract import Prompt
 from exllamav3_adapters.engine_settings import MemoryOptions
-from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable, install_aging
 from exllamav3_adapters.exl3.engine import Exl3Engine
-from exllamav3_adapters.exl3.pins import PinnedPages
-from exllamav3_adapters.policies.aging_credit import AgingCredit
 
 Load = Callable[..., Awaitable[Exl3Engine]]
 HEAD_TOKENS = (1000, 1500, 2000)
-
-
-async def with_aging(engine: Exl3Engine) -> AgingPageTable:
-    scheduler = engine._scheduler
-
-    def install() -> AgingPageTable:
-        credit = AgingCredit(half_life_seconds=3600.0, hit_cap_pages=64, weight_cap=0.0, max_entries=10_000)
-        page_table = scheduler._generator.pagetable
-        del page_table.build_eviction_order  # the pins of the stock order
-        table = install_aging(scheduler._generator, credit=credit, share=0.03, clock=time.monotonic)
-        scheduler._pins = PinnedPages(table, table.max_pages // 2)
-        return table
-
-    return await scheduler.call(install)
 
 
 def with_tail(head: Prompt, seed: int) -> Prompt:
@@ -63,8 +45,8 @@ async def served_after_flood(engine: Exl3Engine, cache_tokens: int) -> list[floa
 
 @pytest.mark.full
 async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
-    engine = await load(MemoryOptions(sysmem_kv_cache=1))
-    table = await with_aging(engine)
+    engine = await load(MemoryOptions(aging_lfu=True, sysmem_kv_cache=1))
+    table = engine._scheduler._generator.pagetable
     checks = 0
 
     def check() -> None:
@@ -98,8 +80,7 @@ async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
 
 
 async def test_hot_heads_outlive_a_flood_of_twice_the_cache(load: Load) -> None:
-    engine = await load(cache_size=16384)
-    await with_aging(engine)
+    engine = await load(MemoryOptions(aging_lfu=True), cache_size=16384)
     assert min(await served_after_flood(engine, 16384)) > 0.95
 
 
@@ -111,8 +92,8 @@ async def test_without_the_policy_they_do_not(load: Load) -> None:
 @pytest.mark.full
 async def test_a_hot_head_outlives_a_flood_in_system_memory(load: Load) -> None:
     """Where the flood takes everything from the cache, the tier behind it keeps what has credit."""
-    engine = await load(MemoryOptions(sysmem_kv_cache=8))
-    table = await with_aging(engine)
+    engine = await load(MemoryOptions(aging_lfu=True, sysmem_kv_cache=8))
+    table = engine._scheduler._generator.pagetable
     tier = engine._scheduler._generator.cpu_page_cache
     head = prompt(2 * 256, seed=1)
     for seed in range(3):
@@ -120,7 +101,7 @@ async def test_a_hot_head_outlives_a_flood_in_system_memory(load: Load) -> None:
     for seed in range(tier.max_slots // 15 * 3 + 3):
         await answer(engine.generate(prompt(15 * 256 + 10, seed=100 + seed), greedy(1)))
     assert tier.metrics["evictions"] > tier.max_slots
-    phash = next(iter(table.credit.weights(time.monotonic())))[0]
+    phash = next(iter(table.credit.weights(0.0)))[0]
     assert table.get_live_page(phash) is None
     _, finished = await answer(engine.generate(with_tail(head, 9), greedy(1)))
     assert finished.cached_tokens >= 2 * 256
