@@ -138,6 +138,10 @@ class AgingPageTable(PageTable):  # type: ignore[misc]
                 self._evicted_at.popitem(last=False)
         super().evict(page, protect)
 
+    def forget_evicted(self, page_hashes: Collection[bytes]) -> None:
+        for phash in page_hashes:
+            self._evicted_at.pop(phash, None)
+
     def set_pinned(self, phash: bytes, pinned: bool) -> None:
         if pinned:
             self.pinned_hashes.add(phash)

@@ -1,13 +1,18 @@
-"""What `memory.aging_lfu` does in one engine: the credit of its pages, and the order of eviction by it."""
+"""What `memory.aging_lfu` does in one engine: page credit, what is kept of it, and the order of eviction by it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from exllamav3_adapters.engine_settings import MemoryOptions
+from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.exl3.aging_pagetable import install_aging
+from exllamav3_adapters.exl3.credit_file import CreditFile, StoredCredit
+from exllamav3_adapters.exl3.credit_writer import CreditWriter
 from exllamav3_adapters.policies.aging_credit import AgingCredit
 from exllamav3_adapters.policies.leaf_order import VictimClass
 
@@ -24,20 +29,45 @@ def max_credit_entries(num_pages: int) -> int:
 
 
 class AgingPolicy:
-    """Owned by the scheduler and used on its thread. Made before any prompt is pinned, since it changes the page table
-    that pins are told to. Raises LoadFailed where the installed exllamav3 is not the one that it was written for."""
+    """Owned by the scheduler and used on its thread, but for `settle`. Made before any prompt is pinned, since it
+    changes the page table that pins are told to."""
 
-    def __init__(self, generator: Any, memory: MemoryOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        generator: Any,
+        settings: EngineSettings,
+        *,
+        cache_fingerprint: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Blocks while the credit of an earlier process is read. `wall_clock` gives seconds since the epoch. Raises
+        LoadFailed where the installed exllamav3 is not the one that this was written for."""
+        memory = settings.memory
+        half_life_seconds = memory.aging_half_life_hours * SECONDS_PER_HOUR
+        max_entries = max_credit_entries(generator.pagetable.max_pages)
         self._credit = AgingCredit(
-            half_life_seconds=memory.aging_half_life_hours * SECONDS_PER_HOUR,
+            half_life_seconds=half_life_seconds,
             hit_cap_pages=memory.aging_hit_cap_pages,
             weight_cap=memory.aging_weight_cap,
-            max_entries=max_credit_entries(generator.pagetable.max_pages),
+            max_entries=max_entries,
         )
         self._table = install_aging(generator, credit=self._credit, share=memory.aging_share, clock=clock)
         self._table.on_claim = self._claim
+        self._wall_clock = wall_clock
         self._num_credit_hits = 0
         self._num_tokens_saved = 0
+        self._writer: CreditWriter | None = None
+        if memory.aging_persist_dir is not None:
+            file = CreditFile(
+                Path(memory.aging_persist_dir) / f"{quote(settings.model_key, safe='')}.db",
+                fingerprint=cache_fingerprint,
+                half_life_seconds=half_life_seconds,
+                max_entries=max_entries,
+            )
+            self._writer = CreditWriter(file, max_pending=max_entries)
+            for stored in self._writer.start():
+                self._credit.restore(stored.credit, clock(), wall_clock() - stored.at)
 
     def count_saved(self, cached_tokens: int) -> None:
         """Of a request whose claim counted: the prompt tokens that it found in the cache, whichever tier it was."""
@@ -53,6 +83,29 @@ class AgingPolicy:
             **{f"evictions_{victim_class.value}": by_class[victim_class] for victim_class in VictimClass},
         }
 
+    def forget(self, pages: Collection[bytes]) -> None:
+        """Of these pages and what follows them, nothing is known any more; on disk once `settle` returns."""
+        known = self._credit.forget(pages)
+        self._table.forget_evicted(known | set(pages))
+        if self._writer is not None:
+            self._writer.forget(known | set(pages))
+
+    async def settle(self) -> None:
+        """On the loop. Returns when the disk has been told all, whether or not it took it."""
+        if self._writer is not None:
+            await asyncio.wrap_future(self._writer.settled())
+
+    def close(self) -> None:
+        """Writes what is to be kept. Blocks."""
+        if self._writer is not None:
+            self._writer.close()
+
     def _claim(self, chain: Sequence[bytes], prompt: tuple[int, ...], seconds: float) -> None:
-        if self._credit.claim(chain, seconds):
-            self._num_credit_hits += 1
+        credited = chain[: self._credit.claim(chain, seconds)]
+        if not credited:
+            return
+        self._num_credit_hits += 1
+        if self._writer is not None:
+            page_credits = [self._credit.page_credit(page, seconds) for page in credited]
+            now = self._wall_clock()
+            self._writer.put([StoredCredit(credit, now) for credit in page_credits if credit is not None])

@@ -136,9 +136,9 @@ class Exl3Engine:
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
 
-    @staticmethod
-    def _make_aging(settings: EngineSettings) -> Callable[[Any], AgingPolicy]:
-        return lambda generator: AgingPolicy(generator, settings.memory)
+    def _make_aging(self, settings: EngineSettings) -> Callable[[Any], AgingPolicy]:
+        fingerprint = self._info.cache_fingerprint
+        return lambda generator: AgingPolicy(generator, settings, cache_fingerprint=fingerprint)
 
     def _request(
         self,

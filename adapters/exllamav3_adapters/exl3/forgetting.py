@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.page_chain import as_tensor, page_hashes, tail_pages
 
 
@@ -17,8 +18,9 @@ class Forgetting:
     ends also holds the text that followed it.
     """
 
-    def __init__(self, generator: Any) -> None:
+    def __init__(self, generator: Any, aging: AgingPolicy | None = None) -> None:
         self._generator = generator
+        self._aging = aging
         self._waiting: set[tuple[int, ...]] = set()
 
     def forget(self, token_ids: tuple[int, ...]) -> int:
@@ -27,6 +29,8 @@ class Forgetting:
         doomed = set(hashes) | {page.phash for page in tail_pages(self._generator.pagetable, token_ids, hashes)}
         doomed |= self._tails_in_tiers(token_ids, hashes)
         self._add_descendants(doomed)
+        if self._aging is not None:
+            self._aging.forget(doomed)
         dropped, held = self._drop_live(doomed)
         dropped += self._drop_sysmem(doomed) + self._drop_disk(doomed)
         if held:

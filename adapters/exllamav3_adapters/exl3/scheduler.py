@@ -109,7 +109,10 @@ class Scheduler:
         return await self.call(self._stats)
 
     async def forget(self, token_ids: tuple[int, ...]) -> int:
-        return await self.call(lambda: self._forgetting.forget(token_ids))
+        dropped = await self.call(lambda: self._forgetting.forget(token_ids))
+        if self._aging is not None:
+            await self._aging.settle()
+        return dropped
 
     async def unpin(self, token_ids: tuple[int, ...]) -> None:
         await self.call(lambda: self._pins.unpin(token_ids))
@@ -141,7 +144,7 @@ class Scheduler:
             self._aging = self._make_aging(self._generator) if self._make_aging is not None else None
             pagetable = self._generator.pagetable
             self._pins = PinnedPages(pagetable, int(pagetable.max_pages * self._pin_max_fraction))
-            self._forgetting = Forgetting(self._generator)
+            self._forgetting = Forgetting(self._generator, self._aging)
         except BaseException as error:
             self._start_error = error
             return
@@ -332,6 +335,8 @@ class Scheduler:
             generator.close()
         except Exception:
             log.exception("closing the generator failed")
+        if self._aging is not None:
+            self._aging.close()
         with self._ended_lock:
             self._ended = True
         while not self._commands.empty():  # what came too late still gets its answer

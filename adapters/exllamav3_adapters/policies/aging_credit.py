@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _END = b""
 """Continuation of a prompt's last full page."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageCredit:
+    """What to keep of a page's credit beyond the process, and when it was asked for."""
+
+    page: bytes
+    parent: bytes | None
+    """The page before it; None for the first of a prompt."""
+    weight: float
+
+
 @dataclass(slots=True)
 class _Entry:
+    parent: bytes | None
     continuation: bytes | None = None
     """The page that last came after this one; None: not known."""
     log_credit: float | None = None
@@ -47,9 +58,13 @@ class AgingCredit:
         """A request has claimed the pages of these chained hashes, first to last. Returns how many it credits."""
         pages = chain[: self._hit_cap] if self._hit_cap else chain
         num_shared = 0
+        parent: bytes | None = None
         for index, page in enumerate(pages):
             following = chain[index + 1] if index + 1 < len(chain) else _END
-            entry = self._entry(page)
+            entry = self._entries.get(page)
+            if entry is None:
+                entry = self._entries[page] = _Entry(parent)
+            parent = page
             if _parts(entry.continuation, following):
                 num_shared = index + 1
             entry.continuation = following
@@ -71,27 +86,36 @@ class AgingCredit:
         log_credit = self.log_credit(page)
         return 0.0 if log_credit is None else float(2.0 ** (log_credit - seconds / self._half_life))
 
-    def forget(self, page: bytes) -> None:
-        self._entries.pop(page, None)
-
-    def weights(self, seconds: float) -> Iterator[tuple[bytes, float]]:
-        """What to keep beyond the process: credited pages and their weight, the one claimed longest ago first."""
+    def forget(self, pages: Collection[bytes]) -> set[bytes]:
+        """Forgets these pages and all that came after them in any prompt. Returns those that it knew."""
+        children: dict[bytes, list[bytes]] = {}
         for page, entry in self._entries.items():
-            if entry.log_credit is not None:
-                yield page, float(2.0 ** (entry.log_credit - seconds / self._half_life))
+            if entry.parent is not None:
+                children.setdefault(entry.parent, []).append(page)
+        known: set[bytes] = set()
+        waiting = list(pages)
+        while waiting:
+            page = waiting.pop()
+            if self._entries.pop(page, None) is not None:
+                known.add(page)
+            waiting += children.pop(page, ())
+        return known
 
-    def restore(self, weights: Iterable[tuple[bytes, float]], seconds: float, elapsed_seconds: float) -> None:
-        """Takes back what `weights` gave `elapsed_seconds` ago, under the clock of now. Pages known already stay."""
-        now = (seconds - max(0.0, elapsed_seconds)) / self._half_life
-        for page, weight in weights:
-            if weight > 0 and page not in self._entries and len(self._entries) < self._max_entries:
-                self._entries[page] = _Entry(log_credit=math.log2(weight) + now)
-
-    def _entry(self, page: bytes) -> _Entry:
+    def page_credit(self, page: bytes, seconds: float) -> PageCredit | None:
+        """What `restore` takes back in a later process; None: it has no credit."""
         entry = self._entries.get(page)
-        if entry is None:
-            entry = self._entries[page] = _Entry()
-        return entry
+        if entry is None or entry.log_credit is None:
+            return None
+        return PageCredit(page, entry.parent, self.weight(page, seconds))
+
+    def restore(self, credit: PageCredit, seconds: float, elapsed_seconds: float) -> None:
+        """Takes back what `page_credit` gave `elapsed_seconds` ago, under the clock of now. Pages are to come in the
+        order in which they may be forgotten again; one that is known already stays as it is."""
+        if credit.weight <= 0 or credit.page in self._entries or len(self._entries) >= self._max_entries:
+            return
+        then = (seconds - max(0.0, elapsed_seconds)) / self._half_life
+        log_credit = min(math.log2(credit.weight), self._log_cap) + then
+        self._entries[credit.page] = _Entry(credit.parent, log_credit=log_credit)
 
     def _credit(self, entry: _Entry, seconds: float) -> None:
         now = seconds / self._half_life

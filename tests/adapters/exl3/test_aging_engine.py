@@ -14,6 +14,7 @@ from page_table_run import assert_is_up_to_date, rebuilt_order
 from exllamav3_adapters.contract import Prompt
 from exllamav3_adapters.engine_settings import MemoryOptions
 from exllamav3_adapters.exl3.engine import Exl3Engine
+from exllamav3_adapters.exl3.page_chain import page_hashes
 
 Load = Callable[..., Awaitable[Exl3Engine]]
 HEAD_TOKENS = (1000, 1500, 2000)
@@ -101,7 +102,8 @@ async def test_a_hot_head_outlives_a_flood_in_system_memory(load: Load) -> None:
     for seed in range(tier.max_slots // 15 * 3 + 3):
         await answer(engine.generate(prompt(15 * 256 + 10, seed=100 + seed), greedy(1)))
     assert tier.metrics["evictions"] > tier.max_slots
-    phash = next(iter(table.credit.weights(0.0)))[0]
+    phash = page_hashes(head.token_ids)[0]
+    assert table.credit.log_credit(phash) is not None
     assert table.get_live_page(phash) is None
     _, finished = await answer(engine.generate(with_tail(head, 9), greedy(1)))
     assert finished.cached_tokens >= 2 * 256

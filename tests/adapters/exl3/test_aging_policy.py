@@ -46,8 +46,9 @@ async def test_a_head_earns_credit_each_time_prompts_part_after_it(load: Load) -
     for seed in range(3):
         await answer(engine.generate(after(head, seed), greedy(1)))
     assert await counter(engine, "credit_hits") == 2
-    weights = dict(engine._scheduler._generator.pagetable.credit.weights(0.0))
-    assert set(weights) == set(page_hashes(head.token_ids))
+    credit = engine._scheduler._generator.pagetable.credit
+    chain = page_hashes(after(head, 2).token_ids)
+    assert [credit.log_credit(page) is not None for page in chain] == [True, True, False]
 
 
 async def test_a_requeue_of_a_long_answer_earns_no_credit(load: Load) -> None:

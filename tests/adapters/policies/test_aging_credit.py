@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exllamav3_adapters.policies.aging_credit import AgingCredit
+from exllamav3_adapters.policies.aging_credit import AgingCredit, PageCredit
 
 HEAD = [b"head-0", b"head-1"]
 
@@ -116,8 +116,18 @@ def test_a_forgotten_page_has_no_credit() -> None:
     aging = credit()
     aging.claim([*HEAD, b"a"], 0.0)
     aging.claim([*HEAD, b"b"], 0.0)
-    aging.forget(b"head-0")
-    assert aging.log_credit(b"head-0") is None
+    assert aging.forget([b"head-1", b"unknown"]) == {b"head-1", b"a", b"b"}
+    assert aging.log_credit(b"head-1") is None
+    assert aging.weight(b"head-0", 0.0) == 1.0
+
+
+def test_what_follows_a_page_is_forgotten_with_it_although_another_prompt_came_last() -> None:
+    aging = credit()
+    for tail in (b"a", b"b", b"c"):
+        aging.claim([*HEAD, tail, tail * 2], 0.0)
+    aging.claim([b"other"], 0.0)
+    assert len(aging.forget([b"head-0"])) == 8
+    assert len(aging) == 1
 
 
 def test_credit_comes_back_decayed_by_the_time_that_passed() -> None:
@@ -125,11 +135,32 @@ def test_credit_comes_back_decayed_by_the_time_that_passed() -> None:
     aging.claim([*HEAD, b"a"], 500.0)
     aging.claim([*HEAD, b"b"], 500.0)
     later = credit()
-    later.restore(aging.weights(500.0), 3.0, elapsed_seconds=120.0)
+    for page in HEAD:
+        kept = aging.page_credit(page, 500.0)
+        assert kept is not None
+        later.restore(kept, 3.0, elapsed_seconds=120.0)
     assert later.weight(b"head-1", 3.0) == pytest.approx(0.25)
+    assert later.forget([b"head-0"]) == set(HEAD)
+
+
+def test_a_page_without_credit_is_not_kept() -> None:
+    aging = credit()
+    aging.claim(HEAD, 0.0)
+    assert aging.page_credit(b"head-0", 0.0) is None
+    assert aging.page_credit(b"unknown", 0.0) is None
+
+
+def test_credit_that_comes_back_is_capped_and_does_not_replace_newer_credit() -> None:
+    aging = credit(weight_cap=2.0)
+    aging.claim([*HEAD, b"a"], 0.0)
+    aging.claim([*HEAD, b"b"], 0.0)
+    for page in (b"head-0", b"old"):
+        aging.restore(PageCredit(page, None, 50.0), 0.0, elapsed_seconds=0.0)
+    assert aging.weight(b"head-0", 0.0) == 1.0
+    assert aging.weight(b"old", 0.0) == pytest.approx(2.0)
 
 
 def test_a_clock_that_went_back_does_not_add_credit() -> None:
     later = credit()
-    later.restore([(b"head-0", 2.0)], 3.0, elapsed_seconds=-1e9)
+    later.restore(PageCredit(b"head-0", None, 2.0), 3.0, elapsed_seconds=-1e9)
     assert later.weight(b"head-0", 3.0) == pytest.approx(2.0)
