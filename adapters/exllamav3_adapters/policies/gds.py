@@ -37,8 +37,8 @@ class GreedyDualSize(Generic[K]):
     no path has named yet is only found on a chain when a later one names it. `size` is in bytes, or in whatever unit
     all share.
 
-    A change costs O(log n) for each checkpoint whose cost it changes, and a constant for each place of a path. Not
-    thread-safe.
+    A change costs O(log n) for each checkpoint whose cost it changes; one that arrives also looks once at each place of
+    its path and at each checkpoint that comes after the same one. Not thread-safe.
     """
 
     def __init__(self, cost: PrefillCost) -> None:
@@ -62,7 +62,7 @@ class GreedyDualSize(Generic[K]):
         return self._inflation
 
     def add(self, key: K, *, position: int, size: int, path: Iterable[K]) -> None:
-        """State has been checkpointed after `position` tokens. One that is there already is used, and its path known."""
+        """State was checkpointed after `position` tokens. One that is there already counts as used."""
         if key in self._tree:
             changed = self._tree.learn(key, path)
         else:

@@ -28,7 +28,7 @@ class PrefillCost:
             raise ValueError(f"prefill cost coefficients must be finite: D is {self.linear}, E is {self.quadratic}")
         if min(self.linear, self.quadratic) < 0 or max(self.linear, self.quadratic) <= 0:
             raise ValueError(
-                f"prefill cost coefficients must be 0 or more, and not both 0: D is {self.linear}, E is {self.quadratic}"
+                f"prefill cost coefficients must be 0 or more and not both 0: D is {self.linear}, E is {self.quadratic}"
             )
 
     def between(self, start: int, end: int) -> float:
@@ -37,8 +37,7 @@ class PrefillCost:
         return (last - first) * (self.linear + self.quadratic * (last + first))
 
     def normalised(self) -> PrefillCost:
-        """The same order, in units of a prefill of the first ten thousand tokens: two fits of one machine then differ by
-        their shape alone."""
+        """In units of a prefill of the first ten thousand tokens. Costs that differ by a factor alone become equal."""
         unit = self.between(0, _REFERENCE_TOKENS)
         return PrefillCost(self.linear / unit, self.quadratic / unit)
 
