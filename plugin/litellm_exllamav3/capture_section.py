@@ -25,7 +25,10 @@ class CaptureSection(Section):
     half_life_hours: Positive = Field(default=24.0, description="Hours in which a head's credit halves.")
     max_entries: Count = Field(default=256, description="Most heads that are kept.")
     max_entries_per_key: Count = Field(default=64, description="Most heads that one API key may have kept.")
-    max_mebibytes: Positive = Field(default=64.0, description="MiB that the kept heads may take.")
+    max_mebibytes: Positive = Field(
+        default=64.0,
+        description="MiB that the kept heads may take, and as many again for prefixes that the engine records.",
+    )
     max_age_days: Positive = Field(default=30.0, description="Days after its last use when a head is dropped.")
     flush_seconds: NotNegative = Field(
         default=1.0, description="Seconds between writes of the counts; a crash loses at most so much."

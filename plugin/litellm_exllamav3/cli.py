@@ -64,7 +64,8 @@ def _show(config: Config, everything: bool) -> None:
     for key, model in config.settings.models.items():
         table = Table("option", "value", "from", title=f"exllamav3/{key}", title_justify="left", highlight=False)
         table.columns[1].overflow = "fold"
-        for row in effective_settings(model, (SECTION, "models", key), config.variables):
+        path = (SECTION, "models", key)
+        for row in effective_settings(model, path, config.variables, config.settings.credits_dir):
             known = OPTIONS.get(row.option)
             if known is not None and model.engine not in known.engines and row.origin != "set" and not everything:
                 continue

@@ -166,7 +166,7 @@ class Gateway:
             logger.exception("the store of heads cannot be opened; nothing is captured or replayed from it")
 
     def _served_model(self, key: str, settings: ModelSettings) -> ServedModel:
-        engine_settings = settings.engine_settings(key)
+        engine_settings = self.settings.engine_settings(key)
         sources = self._warm_sources(key, settings)
 
         def new_replay(engine: Engine) -> Replay:

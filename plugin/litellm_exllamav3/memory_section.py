@@ -21,8 +21,10 @@ from litellm_exllamav3.section import (
     Whole,
 )
 
-HALF_LIFE_WARNING_HOURS = 0.25
-"""Beyond it, on agent traffic, credit outlives its use: an hour or more lost up to 45 points of hit rate."""
+HALF_LIFE_WARNING_HOURS = 1.0
+"""Beyond it credit outlives the prompts that earned it. This and the next: measured by `benchmarks/traces.py`."""
+SHARE_WARNING = 0.05
+"""Beyond it the share that is kept by credit costs more recent pages than it is worth."""
 
 LARGEST_TOKEN_ID = 2**31 - 1
 
@@ -134,14 +136,19 @@ class MemorySection(Section):
         default=0.0, description="Upper bound of one page's credit, in hits. 0: none."
     )
     aging_persist_dir: ConfigPath | None = Field(
-        default=None, description="Folder where credit is kept over restarts. By default one under `state_dir`."
+        default=None,
+        description="Folder where credit is kept over restarts. By default `credits` under `state_dir`.",
     )
     aging_capture_prefixes: bool = Field(
-        default=False, description="Let the engine itself record token prefixes that later requests hit."
+        default=False,
+        description="Let the engine itself record token prefixes that later requests hit; they are kept and replayed "
+        "beside the captured heads, as long as the model, its tokenizer and the cache's layout stay the same.",
     )
     aging_prefix_min_tokens: Count = Field(default=512, description="Shortest prefix that is recorded, in tokens.")
     aging_prefix_max_tokens: Count = Field(default=32768, description="Longest prefix that is recorded, in tokens.")
-    aging_prefix_max_entries: Count = Field(default=64, description="Most prefixes that are recorded.")
+    aging_prefix_max_entries: Count = Field(
+        default=64, description="Most prefixes that are recorded, and kept in the store."
+    )
 
     @field_validator("disk_cache_dir")
     @classmethod

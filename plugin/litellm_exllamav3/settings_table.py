@@ -26,11 +26,17 @@ class Row:
     origin: str
 
 
-def effective_settings(model: ModelSettings, path: Path, variables: Mapping[Path, str]) -> Iterator[Row]:
-    """Rows of the model whose section is at `path`. A value from the environment is shown as its reference."""
+def effective_settings(
+    model: ModelSettings, path: Path, variables: Mapping[Path, str], credits_dir: str | None = None
+) -> Iterator[Row]:
+    """Rows of the model whose section is at `path`. A value from the environment is shown as its reference.
+
+    `credits_dir` as in `ModelSettings.engine_settings`.
+    """
     worked_out = {
         "model.cache_size": model.model.cache_tokens,
         "model.chunk_size": model.model.chunk_tokens(model.engine),
+        "memory.aging_persist_dir": model.persist_dir(credits_dir),
     }
     for option, value, is_set in _options(model, ""):
         here = (*path, *option.split("."))

@@ -15,8 +15,9 @@ import yaml
 from litellm.utils import custom_llm_setup
 
 from exllamav3_adapters import errors
-from exllamav3_adapters.contract import Engine, LoadProgress
+from exllamav3_adapters.contract import Engine, GenerationParams, LoadProgress, Prompt
 from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.fake import FakeEngine
 from litellm_exllamav3 import running_gateway
 from litellm_exllamav3.error_table import ERROR_TABLE
@@ -32,17 +33,33 @@ SETTINGS = {
         "models": {
             "tiny": {"engine": "fake", "load": "lazy", "max_queue": 1, "model": {"model_dir": "demo"}},
             "small": {"engine": "fake", "load": "lazy", "model": {"model_dir": "demo"}},
+            "hushed": {
+                "engine": "fake",
+                "load": "lazy",
+                "model": {"model_dir": "demo"},
+                "capture": {"enabled": False},
+            },
         }
     },
 }
 SECONDS_PER_TOKEN = 0.005
 
 
+class Witness(FakeEngine):
+    """A fake engine that notes whether it may keep what it is asked."""
+
+    retained: bool | None = None
+
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
+        self.retained = retain
+        return super().generate(prompt, params, retain=retain)
+
+
 class LoadFake:
     """Loads fake engines in this process, or fails as told."""
 
     def __init__(self) -> None:
-        self.engines: list[FakeEngine] = []
+        self.engines: list[Witness] = []
         self.fault: Exception | None = None
         self.seconds = 0.0
 
@@ -50,7 +67,7 @@ class LoadFake:
         if self.fault is not None:
             raise self.fault
         await asyncio.sleep(self.seconds)
-        self.engines.append(FakeEngine(settings, seconds_per_token=SECONDS_PER_TOKEN))
+        self.engines.append(Witness(settings, seconds_per_token=SECONDS_PER_TOKEN))
         return self.engines[-1]
 
 
@@ -84,6 +101,14 @@ async def test_a_library_call_is_answered() -> None:
     answer = await ask(max_tokens=4)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hell", "length")
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize(("model", "retained"), [("tiny", True), ("hushed", False)])
+async def test_the_engine_may_keep_nothing_of_a_model_that_is_not_captured(
+    loader: LoadFake, model: str, retained: bool
+) -> None:
+    await ask(model=f"exllamav3/{model}")
+    assert loader.engines[0].retained is retained
 
 
 @pytest.mark.usefixtures("loader")

@@ -112,6 +112,7 @@ def test_a_length_of_minus_one_is_the_models_own() -> None:
         ("memory", {"warm_prompts": [{"messages": [{"role": "system"}]}]}, "message 0 has no content"),
         ("memory", {"warm_prompts": [{"tools": [{"name": "f"}]}]}, "tool 0 is not of the form"),
         ("memory", {"aging_half_life_hours": 0.1}, "aging_half_life_hours: no effect without aging_lfu"),
+        ("memory", {"aging_capture_prefixes": True}, "aging_capture_prefixes: no effect without aging_lfu"),
         ("memory", {"aging_lfu": True, "aging_prefix_max_tokens": 8}, "smaller than aging_prefix_min_tokens"),
         ("memory", {"recurrent_checkpoint_interval": 300}, "multiple of 256"),
         ("draft_model", {"draft_mode": "model"}, "needs draft_model_dir"),
@@ -169,7 +170,12 @@ def test_an_explicitly_disabled_policy_may_keep_its_options_and_warns() -> None:
 @pytest.mark.parametrize(
     ("sections", "option"),
     [
-        ({"memory": {"aging_lfu": True, "aging_half_life_hours": 0.26}}, "memory.aging_half_life_hours"),
+        ({"memory": {"aging_lfu": True, "aging_half_life_hours": 1.01}}, "memory.aging_half_life_hours"),
+        ({"memory": {"aging_lfu": True, "aging_share": 0.051}}, "memory.aging_share"),
+        (
+            {"memory": {"aging_lfu": True, "aging_capture_prefixes": True}, "capture": {"enabled": False}},
+            "memory.aging_capture_prefixes",
+        ),
         ({"model": {"recurrent_frontier_checkpoints": True}}, "model.recurrent_frontier_checkpoints"),
         ({"model": {"gpu_split_auto": True, "gpu_split": [8, 8]}}, "model.gpu_split_auto"),
         ({"capture": {"max_entries": 8}}, "capture.max_entries_per_key"),
@@ -180,8 +186,31 @@ def test_what_is_probably_not_meant_is_warned_about(sections: dict[str, Any], op
 
 
 def test_a_sensible_config_has_no_warnings() -> None:
-    memory = {"aging_lfu": True, "aging_half_life_hours": 0.25, "sysmem_kv_cache": 64}
+    memory = {"aging_lfu": True, "aging_half_life_hours": 1, "aging_share": 0.05, "sysmem_kv_cache": 64}
     assert list(model(memory=memory, model={"recurrent_frontier_checkpoints": True}).warnings()) == []
+
+
+def with_memory(tmp_path: Path, **memory: Any) -> MemoryOptions:
+    raw = {"models": {"m": {"engine": "cpu", "model": {"model_dir": "demo"}, "memory": memory}}}
+    return Settings.model_validate(raw, context={"base_dir": tmp_path}).engine_settings("m").memory
+
+
+def test_credit_is_kept_under_the_state_dir_unless_a_folder_is_named(tmp_path: Path) -> None:
+    assert with_memory(tmp_path, aging_lfu=True).aging_persist_dir == str(tmp_path / "state" / "credits")
+    told = with_memory(tmp_path, aging_lfu=True, aging_persist_dir="elsewhere")
+    assert told.aging_persist_dir == str(tmp_path / "elsewhere")
+
+
+def test_without_the_policy_no_credit_is_kept_and_no_prefix_recorded(tmp_path: Path) -> None:
+    assert with_memory(tmp_path).aging_persist_dir is None
+    told = with_memory(tmp_path, aging_lfu=False, aging_persist_dir="x", aging_capture_prefixes=True)
+    assert (told.aging_persist_dir, told.aging_capture_prefixes) == (None, False)
+
+
+def test_an_engine_records_no_prefix_of_a_model_that_is_not_captured() -> None:
+    memory = {"aging_lfu": True, "aging_capture_prefixes": True}
+    assert model(memory=memory).engine_settings("m").memory.aging_capture_prefixes
+    assert not model(memory=memory, capture={"enabled": False}).engine_settings("m").memory.aging_capture_prefixes
 
 
 def test_settings_cannot_be_changed() -> None:
