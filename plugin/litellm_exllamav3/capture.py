@@ -6,17 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
 from exllamav3_adapters.contract import Head
 from litellm_exllamav3.canonical import canonical_form, head_digest
+from litellm_exllamav3.captured_chains import CapturedChains
 from litellm_exllamav3.credit import CreditPolicy, CreditTable
 from litellm_exllamav3.head import RequestHead
 from litellm_exllamav3.nonces import NonceRules
-from litellm_exllamav3.store.budget import Budget
+from litellm_exllamav3.store.budget import Budget, ModelBudgets
 from litellm_exllamav3.store.prefix_store import PrefixStore, StoreListener
 from litellm_exllamav3.store.records import StoredHead, decode_head, encode_head
 
@@ -28,6 +29,7 @@ _DAY = 86_400.0
 _MEBIBYTE = 1 << 20
 _MAX_OWNERS = 4096
 _MAX_REFUSED = 4096
+_UNBOUNDED = 1 << 31
 
 
 class CaptureSettings(Protocol):
@@ -100,6 +102,8 @@ class ModelCaptureStats:
     """Requests whose head was counted."""
     kept: int
     """Heads captured by this process."""
+    chains: int
+    """Prefixes of the engine's own that are kept, under any cache fingerprint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,7 @@ class CaptureStats:
     """False while the store cannot be written, and all waits in memory."""
     pending_heads: int
     """Captured but not yet written."""
+    pending_chains: int
 
 
 class _Model:
@@ -142,15 +147,22 @@ class Capture:
     Privacy is the caller's: nothing of a request that must leave no trace may come here (see `privacy.py`).
     """
 
-    def __init__(self, state_dir: Path, rules: Mapping[str, CaptureSettings], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        rules: Mapping[str, CaptureSettings],
+        clock: Callable[[], float],
+        max_chains: Mapping[str, int],
+    ) -> None:
         """Use `open`."""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._models = {key: _Model(settings) for key, settings in rules.items()}
         self._owners: dict[str, str] = {}
+        budgets = {key: _budgets(settings, max_chains.get(key, _UNBOUNDED)) for key, settings in rules.items()}
         self._store = PrefixStore(
             state_dir,
-            {key: _budget(settings) for key, settings in rules.items()},
+            budgets,
             StoreListener(
                 removed=lambda key, digests: self._on_loop(lambda: self._removed(key, digests)),
                 lost=lambda: self._on_loop(self._lost),
@@ -158,17 +170,25 @@ class Capture:
             flush_seconds=min((settings.flush_seconds for settings in rules.values()), default=1.0),
             clock=clock,
         )
+        self.chains = CapturedChains(self._store, {key: one.chains.max_bytes for key, one in budgets.items()})
 
     @classmethod
     async def open(
-        cls, state_dir: Path, rules: Mapping[str, CaptureSettings], clock: Callable[[], float] = time.time
+        cls,
+        state_dir: Path,
+        rules: Mapping[str, CaptureSettings],
+        clock: Callable[[], float] = time.time,
+        *,
+        max_chains: Mapping[str, int] | None = None,
     ) -> Capture:
         """Takes up what an earlier process left in `state_dir`, which is made if need be.
 
-        `rules` by model key; `clock` gives seconds since the epoch. A store that cannot be opened is no error: it is
-        logged, and all is kept in memory until it can be. Raises ValueError for a nonce that is no regular expression.
+        `rules` by model key; `clock` gives seconds since the epoch; `max_chains` by model key bounds how many of the
+        engine's own prefixes are kept of each cache fingerprint (by default only their bytes and age are bounded).
+        A store that cannot be opened is no error: it is logged, and all is kept in memory until it can be. Raises
+        ValueError for a nonce that is no regular expression.
         """
-        capture = cls(state_dir, rules, clock)
+        capture = cls(state_dir, rules, clock, max_chains or {})
         loaded = await asyncio.wrap_future(capture._store.load())
         for key, model in capture._models.items():
             model.captured.update(loaded.digests.get(key, ()))
@@ -276,11 +296,13 @@ class Capture:
                     tracked=len(model.credit),
                     sightings=model.sightings,
                     kept=model.kept,
+                    chains=self.chains.num_kept(key),
                 )
                 for key, model in self._models.items()
             },
             writable=self._store.writable,
             pending_heads=self._store.num_pending_heads,
+            pending_chains=self.chains.num_pending,
         )
 
     def _owner_digest(self, owner: str) -> str:
@@ -313,13 +335,14 @@ class Capture:
                 self._store.add_credit(key, row)
 
 
-def _budget(settings: CaptureSettings) -> Budget:
-    return Budget(
+def _budgets(settings: CaptureSettings, max_chains: int) -> ModelBudgets:
+    heads = Budget(
         max_entries=settings.max_entries,
         max_entries_per_key=settings.max_entries_per_key,
         max_bytes=int(settings.max_mebibytes * _MEBIBYTE),
         max_age_seconds=settings.max_age_days * _DAY,
     )
+    return ModelBudgets(heads=heads, chains=replace(heads, max_entries=_UNBOUNDED, max_entries_per_key=max_chains))
 
 
 def _encoded(head: Head) -> bytes | None:

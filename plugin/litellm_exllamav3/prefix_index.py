@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-_TOKEN_BYTES = array("I").itemsize
-
-
-def token_key(token_ids: Sequence[int]) -> bytes:
-    """Fixed-width bytes of the tokens: one is a prefix of another exactly where its key is. Ids below 2**32."""
-    return array("I", token_ids).tobytes()
+from litellm_exllamav3.packed_tokens import TOKEN_BYTES
 
 
 class PrefixIndex:
-    """A sorted set of keys (`token_key`). A lookup compares bytes, in logarithmically many steps.
+    """A sorted set of keys (`pack_tokens`). A lookup compares bytes, in logarithmically many steps.
 
     In lexicographic order nothing shares more with a key than one of its two neighbours, and what begins with it
     follows it at once.
@@ -48,11 +42,11 @@ class PrefixIndex:
 
 
 def _num_shared(a: bytes, b: bytes) -> int:
-    low, high = 0, min(len(a), len(b)) // _TOKEN_BYTES
+    low, high = 0, min(len(a), len(b)) // TOKEN_BYTES
     while low < high:
         middle = (low + high + 1) // 2
         # Only what is not known to be equal yet.
-        if a[low * _TOKEN_BYTES : middle * _TOKEN_BYTES] == b[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]:
+        if a[low * TOKEN_BYTES : middle * TOKEN_BYTES] == b[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
             low = middle
         else:
             high = middle - 1

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from exllamav3_adapters.contract import Prompt
-from litellm_exllamav3.prefix_index import PrefixIndex, token_key
+from litellm_exllamav3.packed_tokens import pack_tokens
+from litellm_exllamav3.prefix_index import PrefixIndex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +18,7 @@ class Prefix:
     prompt: Prompt
     pin: bool = False
     digest: str | None = None
-    """The store's name for a captured head."""
+    """The store's name for what was captured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,4 +84,4 @@ def _fold(prefixes: Iterable[Prefix], others: PrefixIndex) -> list[Prefix]:
 
 
 def _key(prefix: Prefix) -> bytes:
-    return token_key(prefix.prompt.token_ids)
+    return pack_tokens(prefix.prompt.token_ids)

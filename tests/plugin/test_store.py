@@ -24,7 +24,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 
 from exllamav3_adapters.contract import Head
 from litellm_exllamav3.credit import CreditRow
-from litellm_exllamav3.store.budget import Budget
+from litellm_exllamav3.store.budget import Budget, ModelBudgets
 from litellm_exllamav3.store.errors import StoreUnavailable
 from litellm_exllamav3.store.migrations import MIGRATIONS, migrate
 from litellm_exllamav3.store.outage import Outage
@@ -47,9 +47,10 @@ class Stores:
     removed: list[str] = field(default_factory=list)
     times_lost: int = 0
 
-    def open(self, budget: Budget = BUDGET, flush_seconds: float = 60) -> PrefixStore:
+    def open(self, budget: Budget = BUDGET, flush_seconds: float = 60, chains: Budget = BUDGET) -> PrefixStore:
         listener = StoreListener(removed=lambda _, digests: self.removed.extend(digests), lost=self.lose)
-        store = PrefixStore(self.folder, {MODEL: budget}, listener, flush_seconds=flush_seconds, clock=lambda: T)
+        budgets = {MODEL: ModelBudgets(heads=budget, chains=chains)}
+        store = PrefixStore(self.folder, budgets, listener, flush_seconds=flush_seconds, clock=lambda: T)
         self.opened.append(store)
         store.load().result(LIMIT_SECONDS)
         return store
@@ -156,9 +157,9 @@ def test_a_model_that_is_no_longer_configured_keeps_its_heads(stores: Stores) ->
     first = stores.open()
     first.add_head(head("a"))
     first.close().result(LIMIT_SECONDS)
-    other = PrefixStore(
-        stores.folder, {"other": BUDGET}, StoreListener(removed=print, lost=print), flush_seconds=60, clock=lambda: T
-    )
+    budgets = {"other": ModelBudgets(heads=BUDGET, chains=BUDGET)}
+    listener = StoreListener(removed=print, lost=print)
+    other = PrefixStore(stores.folder, budgets, listener, flush_seconds=60, clock=lambda: T)
     other.close().result(LIMIT_SECONDS)
     assert digests(stores.open()) == ["a"]
 
@@ -538,12 +539,13 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from exllamav3_adapters.contract import Head
-from litellm_exllamav3.store.budget import Budget
+from litellm_exllamav3.store.budget import Budget, ModelBudgets
 from litellm_exllamav3.store.prefix_store import PrefixStore, StoreListener
 from litellm_exllamav3.store.records import StoredHead, encode_head
 folder, name, count = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 budget = Budget(max_entries=100000, max_entries_per_key=100000, max_bytes=1 << 40, max_age_seconds=1e12)
-store = PrefixStore(folder, {"smollm2": budget}, StoreListener(removed=print, lost=print), flush_seconds=60)
+budgets = {"smollm2": ModelBudgets(heads=budget, chains=budget)}
+store = PrefixStore(folder, budgets, StoreListener(removed=print, lost=print), flush_seconds=60)
 store.load().result(60)
 for number in range(count):
     digest = f"{name}-{number}"
@@ -585,7 +587,7 @@ def test_a_killed_writer_loses_nothing_that_was_flushed(stores: Stores, seed: in
     process.wait(LIMIT_SECONDS)
     flushed = {line.strip() for line in [first, *process.stdout]}
     process.stdout.close()
-    store = stores.open(Budget.of_age(days=1e6))
+    store = stores.open(Budget.of_age(seconds=1e11))
     assert flushed <= set(digests(store))
     store.add_head(head("after"))
     assert flush(store)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,37 +15,41 @@ def entry(digest: str, owner: str = "key-1", num_bytes: int = 1, value: float = 
     return Entry(digest=digest, owner=owner, num_bytes=num_bytes, value=value, written_at=NOW - age)
 
 
+def gone(entries: list[Entry], newcomers: Collection[str] = ()) -> list[str]:
+    return [entry.digest for entry in excess(entries, BUDGET, NOW, newcomers)]
+
+
 def test_what_fits_stays() -> None:
-    assert excess([entry("a"), entry("b", "key-2"), entry("c", "key-2")], BUDGET, NOW) == []
+    assert gone([entry("a"), entry("b", "key-2"), entry("c", "key-2")]) == []
 
 
 def test_what_is_too_old_goes_whatever_its_value() -> None:
-    assert excess([entry("a", value=9, age=51), entry("b", age=50)], BUDGET, NOW) == ["a"]
+    assert gone([entry("a", value=9, age=51), entry("b", age=50)]) == ["a"]
 
 
 def test_the_least_valuable_goes() -> None:
     entries = [entry(digest, owner=digest, value=value) for digest, value in (("a", 3), ("b", 1), ("c", 2), ("d", 4))]
-    assert excess(entries, BUDGET, NOW) == ["b"]
+    assert gone(entries) == ["b"]
 
 
 def test_of_equal_value_the_longest_unused_goes() -> None:
     entries = [entry(digest, owner=digest, age=age) for digest, age in (("a", 3), ("b", 9), ("c", 2), ("d", 4))]
-    assert excess(entries, BUDGET, NOW) == ["b"]
+    assert gone(entries) == ["b"]
 
 
 def test_a_key_over_its_share_pays_itself() -> None:
     entries = [entry("a", value=5), entry("b", value=6), entry("c", value=7), entry("d", "key-2", value=1)]
-    assert excess(entries, BUDGET, NOW) == ["a"]
+    assert gone(entries) == ["a"]
 
 
 def test_bytes_count() -> None:
     entries = [entry("a", num_bytes=60, value=1), entry("b", "key-2", num_bytes=60, value=2)]
-    assert excess(entries, BUDGET, NOW) == ["a"]
+    assert gone(entries) == ["a"]
 
 
 def test_newcomers_go_last() -> None:
     entries = [entry(digest, owner=digest, value=value) for digest, value in (("a", 3), ("b", 4), ("c", 5), ("new", 1))]
-    assert excess(entries, BUDGET, NOW, {"new"}) == ["a"]
+    assert gone(entries, {"new"}) == ["a"]
 
 
 @given(
@@ -60,9 +66,9 @@ def test_newcomers_go_last() -> None:
     )
 )
 def test_what_is_left_fits(entries: list[Entry]) -> None:
-    gone = excess(entries, BUDGET, NOW)
-    left = [entry for entry in entries if entry.digest not in gone]
-    assert len(gone) == len(set(gone)) == len(entries) - len(left)
-    assert excess(left, BUDGET, NOW) == []
+    digests = gone(entries)
+    left = [entry for entry in entries if entry.digest not in digests]
+    assert len(digests) == len(set(digests)) == len(entries) - len(left)
+    assert gone(left) == []
     assert len(left) <= BUDGET.max_entries
     assert sum(entry.num_bytes for entry in left) <= BUDGET.max_bytes

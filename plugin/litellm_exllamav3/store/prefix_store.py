@@ -1,4 +1,4 @@
-"""The store of captured heads: news is taken in memory at once, and written by a thread of its own."""
+"""The store of captured heads and chains: news is taken in memory at once, and written by a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from litellm_exllamav3.credit import CreditRow
-from litellm_exllamav3.store.budget import Budget
+from litellm_exllamav3.store.budget import Budget, ModelBudgets
 from litellm_exllamav3.store.errors import StoreUnavailable, reason
 from litellm_exllamav3.store.outage import Outage
 from litellm_exllamav3.store.pending import Pending
 from litellm_exllamav3.store.queries import (
     apply_budget,
+    count_chains,
+    delete_chains,
     delete_head,
+    read_chains,
     read_credits,
     read_entries,
     read_heads,
     read_model_keys,
     write_pending,
 )
-from litellm_exllamav3.store.records import StoredHead
+from litellm_exllamav3.store.records import StoredChain, StoredHead
 from litellm_exllamav3.store.sqlite_file import SqliteFile, is_damage
 
 logger = logging.getLogger("litellm_exllamav3.store")
@@ -71,7 +74,7 @@ class PrefixStore:
     def __init__(
         self,
         folder: Path,
-        budgets: Mapping[str, Budget],
+        budgets: Mapping[str, ModelBudgets],
         listener: StoreListener,
         *,
         flush_seconds: float,
@@ -85,6 +88,7 @@ class PrefixStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._pending = Pending()
+        self._num_chains: Mapping[str, int] = {}
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outage = Outage(self._file.path)
         self._engine: Engine | None = None
@@ -104,6 +108,15 @@ class PrefixStore:
     def num_pending_heads(self) -> int:
         return len(self._pending.heads)
 
+    @property
+    def num_pending_chains(self) -> int:
+        return len(self._pending.chains)
+
+    @property
+    def num_chains(self) -> Mapping[str, int]:
+        """By model, of all fingerprints; those that still wait are not counted."""
+        return self._num_chains
+
     def add_head(self, head: StoredHead) -> None:
         with self._lock:
             self._wake()
@@ -121,6 +134,11 @@ class PrefixStore:
             self._wake()
             self._pending.add_credit(model_key, row)
 
+    def add_chain(self, chain: StoredChain) -> None:
+        with self._lock:
+            self._wake()
+            self._pending.chains[chain.key] = chain
+
     def load(self) -> Future[Loaded]:
         return self._submit(self._load)
 
@@ -128,12 +146,20 @@ class PrefixStore:
         """All heads of a model, those included that still wait; most recently written first."""
         return self._submit(lambda: self._heads(model_key))
 
+    def chains(self, model_key: str) -> Future[list[StoredChain]]:
+        """All chains of a model under any fingerprint, those included that still wait; most recently written first."""
+        return self._submit(lambda: self._chains(model_key))
+
     def forget(self, model_key: str, digest: str) -> Future[StoredHead | None]:
         """Removes a head so that no file of the store holds a byte of it. The future's result is the head, if any.
 
         It fails with StoreUnavailable where the file cannot be written: then the head is still on disk.
         """
-        return self._submit(lambda: self._forget(model_key, digest))
+        return self._submit(lambda: self._forget_head(model_key, digest))
+
+    def forget_chains(self, model_key: str, doomed: Callable[[StoredChain], bool]) -> Future[list[StoredChain]]:
+        """As `forget`, for the chains of a model that are `doomed`, which is asked on the store's thread."""
+        return self._submit(lambda: self._forget_chains(model_key, doomed))
 
     def flush(self) -> Future[bool]:
         """Writes what waits. The result: whether it could be."""
@@ -234,55 +260,77 @@ class PrefixStore:
         return loaded
 
     def _read_all(self, connection: Connection) -> Loaded:
+        self._num_chains = count_chains(connection)
         return Loaded(
             digests={key: frozenset(entry.digest for entry in read_entries(connection, key)) for key in self._budgets},
             credits={key: read_credits(connection, key) for key in self._budgets},
         )
 
     def _heads(self, model_key: str) -> list[StoredHead]:
-        self._write()
-        try:
-            found = self._read_heads(model_key)
-        except _FAULTS as error:
-            logger.debug("no captured heads could be read from %s: %s", self._file.path, reason(error))
-            self._replace_damaged(error)
-            found = []
+        found = self._read(lambda connection: read_heads(connection, model_key))
         with self._lock:
             waiting = [head for (model, _), head in self._pending.heads.items() if model == model_key]
         by_digest = {head.digest: head for head in [*found, *waiting]}
         return sorted(by_digest.values(), key=lambda head: head.written_at, reverse=True)
 
-    def _read_heads(self, model_key: str) -> list[StoredHead]:
+    def _chains(self, model_key: str) -> list[StoredChain]:
+        found = self._read(lambda connection: read_chains(connection, model_key))
+        with self._lock:
+            waiting = [chain for chain in self._pending.chains.values() if chain.model_key == model_key]
+        by_key = {chain.key: chain for chain in [*found, *waiting]}
+        return sorted(by_key.values(), key=lambda chain: chain.written_at, reverse=True)
+
+    def _read(self, read: Callable[[Connection], list[T]]) -> list[T]:
+        """After what waits was written; nothing where the file cannot be read."""
+        self._write()
+        try:
+            return self._read_file(read)
+        except _FAULTS as error:
+            logger.debug("nothing captured could be read from %s: %s", self._file.path, reason(error))
+            self._replace_damaged(error)
+            return []
+
+    def _read_file(self, read: Callable[[Connection], list[T]]) -> list[T]:
         if self._engine is not None:
             with self._engine.begin() as connection:
-                return read_heads(connection, model_key)
+                return read(connection)
         engine = self._file.open_read_only()
         try:
             with engine.connect() as connection:
-                return read_heads(connection, model_key)
+                return read(connection)
         finally:
             engine.dispose()
 
-    def _forget(self, model_key: str, digest: str) -> StoredHead | None:
+    def _forget_head(self, model_key: str, digest: str) -> StoredHead | None:
         with self._lock:
-            waiting = self._pending.forget(model_key, digest)
+            waiting = self._pending.forget_head(model_key, digest)
+        return self._delete(lambda connection: delete_head(connection, model_key, digest), digest) or waiting
+
+    def _forget_chains(self, model_key: str, doomed: Callable[[StoredChain], bool]) -> list[StoredChain]:
+        with self._lock:
+            waiting = self._pending.forget_chains(model_key, doomed)
+        found = self._delete(lambda connection: delete_chains(connection, model_key, doomed), f"a chain of {model_key}")
+        return list({chain.key: chain for chain in [*(found or ()), *waiting]}.values())
+
+    def _delete(self, delete: Callable[[Connection], T], name: str) -> T | None:
+        """Deletes so that no byte is left. None where there is no file. Raises StoreUnavailable, which says `name`."""
         if self._engine is None and self._file.identity() is None:
-            return waiting
+            return None
         try:
-            found = self._delete(model_key, digest)
+            return self._delete_in_file(delete)
         except _FAULTS as error:
             if self._replace_damaged(error):
-                return self._forget(model_key, digest) or waiting
+                return self._delete(delete, name)
             raise StoreUnavailable(
-                f"{digest} is still in {self._file.path}, which cannot be written ({reason(error)}): "
+                f"{name} is still in {self._file.path}, which cannot be written ({reason(error)}): "
                 "make it writable and forget it again"
             ) from error
-        return found or waiting
 
-    def _delete(self, model_key: str, digest: str) -> StoredHead | None:
+    def _delete_in_file(self, delete: Callable[[Connection], T]) -> T:
         engine = self._ready_engine()
         with engine.begin() as connection:
-            found = delete_head(connection, model_key, digest)
+            found = delete(connection)
+            self._num_chains = count_chains(connection)
         self._file.remove_moved_aside()
         self._truncate_due = not self._file.truncate_log(engine)
         if self._truncate_due:
@@ -318,25 +366,26 @@ class PrefixStore:
         engine = self._ready_engine()
         with engine.begin() as connection:
             removed = write_pending(connection, taken)
-            for key in {key for key, _ in taken.heads} & self._budgets.keys():
+            for key in {key for key, *_ in [*taken.heads, *taken.chains]} & self._budgets.keys():
                 newcomers = [digest for model, digest in taken.heads if model == key]
                 removed.setdefault(key, []).extend(
                     apply_budget(connection, key, self._budgets[key], self._clock(), newcomers)
                 )
             for key, digests in self._apply_budgets(connection).items():
                 removed.setdefault(key, []).extend(digests)
+            self._num_chains = count_chains(connection)
         self._report(removed)
         if self._truncate_due:
             self._truncate_due = not self._file.truncate_log(engine)
 
     def _apply_budgets(self, connection: Connection) -> dict[str, list[str]]:
-        """Those of all models, now and then; a model that is no longer configured keeps its heads for their age."""
+        """Those of all models, now and then; what is of a model that is no longer configured is kept for its age."""
         now = self._clock()
         if abs(now - self._budgets_applied_at) < _SECONDS_BETWEEN_BUDGETS:
             return {}
         self._budgets_applied_at = now
-        oldest = max((budget.max_age_seconds for budget in self._budgets.values()), default=30 * 86_400.0)
-        others = Budget.of_age(oldest)
+        oldest = max((budgets.heads.max_age_seconds for budgets in self._budgets.values()), default=30 * 86_400.0)
+        others = ModelBudgets(heads=Budget.of_age(oldest), chains=Budget.of_age(oldest))
         keys: Iterable[str] = {*self._budgets, *read_model_keys(connection)}
         return {key: apply_budget(connection, key, self._budgets.get(key, others), now) for key in keys}
 
@@ -370,9 +419,9 @@ class PrefixStore:
             engine.dispose()
 
     def _trim_pending(self) -> None:
-        for key, budget in self._budgets.items():
+        for key, budgets in self._budgets.items():
             with self._lock:
-                gone = self._pending.trim(key, budget, self._clock())
+                gone = self._pending.trim(key, budgets, self._clock())
             self._report({key: gone})
 
     def _report(self, removed: Mapping[str, list[str]]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from litellm_exllamav3.credit import CreditRow
-from litellm_exllamav3.store.budget import Budget, Entry, excess
+from litellm_exllamav3.store.budget import Entry, ModelBudgets, excess
 from litellm_exllamav3.store.pending import Pending
-from litellm_exllamav3.store.records import StoredHead
+from litellm_exllamav3.store.records import StoredChain, StoredHead
 from litellm_exllamav3.store.schema import credits as credits_table
 from litellm_exllamav3.store.schema import heads as heads_table
+from litellm_exllamav3.store.schema import prefixes as chains_table
 
 _MAX_CREDITS_PER_MODEL = 8192
 """Twice the heads that a table in memory holds."""
@@ -23,6 +25,9 @@ def write_pending(connection: Connection, pending: Pending) -> dict[str, list[st
     """Writes it all. Returns, by model, sighted heads that are no longer there: another process removed them."""
     _upsert(connection, heads_table, [_head_row(head) for head in pending.heads.values()], keep=("captured_at",))
     _upsert(connection, credits_table, [_credit_row(key[0], row) for key, row in pending.credits.items()])
+    # A digest names its tokens, so a chain that is written again is not copied again.
+    chains = [asdict(chain) for chain in pending.chains.values()]
+    _upsert(connection, chains_table, chains, keep=("token_ids", "num_tokens"))
     missing: dict[str, list[str]] = {}
     for (model_key, digest), (value, at) in pending.sightings.items():
         change = update(heads_table).where(*_is_head(model_key, digest)).values(value=value, written_at=at)
@@ -32,10 +37,14 @@ def write_pending(connection: Connection, pending: Pending) -> dict[str, list[st
 
 
 def apply_budget(
-    connection: Connection, model_key: str, budget: Budget, now: float, newcomers: Iterable[str] = ()
+    connection: Connection, model_key: str, budgets: ModelBudgets, now: float, newcomers: Iterable[str] = ()
 ) -> list[str]:
-    """Removes what exceeds the budget, and counts that are too old or too many. Returns the digests of heads."""
-    gone = excess(read_entries(connection, model_key), budget, now, frozenset(newcomers))
+    """Removes what exceeds the budgets, and counts that are too old or too many. Returns the digests of heads."""
+    for entry in excess(_chain_entries(connection, model_key), budgets.chains, now):
+        connection.execute(delete(chains_table).where(*_is_chain(model_key, entry.owner, entry.digest)))
+    gone = [
+        entry.digest for entry in excess(read_entries(connection, model_key), budgets.heads, now, frozenset(newcomers))
+    ]
     for digest in gone:
         connection.execute(delete(heads_table).where(*_is_head(model_key, digest)))
     c = credits_table.c
@@ -43,7 +52,7 @@ def apply_budget(
         select(c.seen_at).where(c.model_key == model_key).order_by(c.seen_at.desc()).offset(_MAX_CREDITS_PER_MODEL)
     )
     first_surplus = rows.scalars().first()
-    oldest = now - budget.max_age_seconds
+    oldest = now - budgets.heads.max_age_seconds
     cutoff = oldest if first_surplus is None else max(oldest, first_surplus)
     connection.execute(delete(credits_table).where(c.model_key == model_key, c.seen_at <= cutoff))
     return gone
@@ -56,6 +65,26 @@ def delete_head(connection: Connection, model_key: str, digest: str) -> StoredHe
     c = credits_table.c
     connection.execute(delete(credits_table).where(c.model_key == model_key, c.digest == digest))
     return None if row is None else _stored_head(row._mapping)
+
+
+def delete_chains(connection: Connection, model_key: str, doomed: Callable[[StoredChain], bool]) -> list[StoredChain]:
+    """Removes those chains of the model, and returns them."""
+    gone = [chain for chain in read_chains(connection, model_key) if doomed(chain)]
+    for chain in gone:
+        connection.execute(delete(chains_table).where(*_is_chain(*chain.key)))
+    return gone
+
+
+def read_chains(connection: Connection, model_key: str) -> list[StoredChain]:
+    """Of all fingerprints."""
+    rows = connection.execute(select(chains_table).where(chains_table.c.model_key == model_key))
+    return [StoredChain(**row._mapping) for row in rows]
+
+
+def count_chains(connection: Connection) -> dict[str, int]:
+    """By model."""
+    key = chains_table.c.model_key
+    return {row[0]: row[1] for row in connection.execute(select(key, func.count()).group_by(key))}
 
 
 def read_heads(connection: Connection, model_key: str) -> list[StoredHead]:
@@ -78,7 +107,26 @@ def read_credits(connection: Connection, model_key: str) -> list[CreditRow]:
 
 
 def read_model_keys(connection: Connection) -> Sequence[str]:
-    return connection.execute(select(func.distinct(heads_table.c.model_key))).scalars().all()
+    keys = select(heads_table.c.model_key).union(select(chains_table.c.model_key))
+    return connection.execute(keys).scalars().all()
+
+
+def _chain_entries(connection: Connection, model_key: str) -> list[Entry]:
+    """As `StoredChain.entry`, without reading the tokens."""
+    c = chains_table.c
+    columns = select(
+        c.digest,
+        c.cache_fingerprint.label("owner"),
+        func.length(c.token_ids).label("num_bytes"),
+        c.written_at.label("value"),
+        c.written_at,
+    )
+    return [Entry(**row._mapping) for row in connection.execute(columns.where(c.model_key == model_key))]
+
+
+def _is_chain(model_key: str, cache_fingerprint: str, digest: str) -> tuple[ColumnElement[bool], ...]:
+    c = chains_table.c
+    return c.model_key == model_key, c.cache_fingerprint == cache_fingerprint, c.digest == digest
 
 
 def _is_head(model_key: str, digest: str) -> tuple[Any, Any]:

@@ -36,6 +36,36 @@ class StoredHead:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredChain:
+    """A prefix that an engine captured. `token_ids` are packed, and mean this text under this fingerprint only."""
+
+    model_key: str
+    cache_fingerprint: str
+    digest: str
+    """Chained hash of its last page: of its tokens alone, so two fingerprints may share it."""
+    token_ids: bytes
+    num_tokens: int
+    credit: float
+    written_at: float
+    """When the engine last wrote it, seconds since the epoch."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The primary key."""
+        return self.model_key, self.cache_fingerprint, self.digest
+
+    def entry(self) -> Entry:
+        """For the budget. Its credit says nothing at another time, so the one written longest ago is worth least."""
+        return Entry(
+            digest=self.digest,
+            owner=self.cache_fingerprint,
+            num_bytes=len(self.token_ids),
+            value=self.written_at,
+            written_at=self.written_at,
+        )
+
+
 def encode_head(head: Head) -> bytes:
     """The head as JSON, keys in their order: a template may show them so. Raises TypeError or ValueError."""
     form = {"messages": list(head.messages), "tools": list(head.tools)}
