@@ -47,3 +47,21 @@ def write_tiny_model(folder: Path, model_type: str = "llama", **options: Any) ->
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
+
+
+TINY_HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+}
+"""Of a Qwen3-Next: three gated delta nets and one attention layer."""
+
+
+def write_tiny_hybrid(folder: Path, **options: Any) -> Path:
+    return write_tiny_model(folder, "qwen3_next", **(TINY_HYBRID | options))

@@ -32,6 +32,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
+    results: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def answer() -> Callable[..., list[Answer]]:
                 if result["stage"] != "streaming":
                     continue
                 found = answers[result["identifier"]]
+                found.results.append(result)
                 found.text += result.get("text", "")
                 if "token_ids" in result:
                     found.token_ids += result["token_ids"].flatten().tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_model import write_tiny_hybrid, write_tiny_model
 
 from exllamav3_adapters.contract import LoadProgress
 from exllamav3_adapters.cpu.model import load_model
@@ -113,14 +114,27 @@ def test_an_encoder_is_no_language_model(folder: Path) -> None:
     assert "transformers could not load" in refusal(folder)
 
 
-def test_hybrid_models_are_not_supported_yet(folder: Path) -> None:
-    edit_config(folder, layer_types=["linear_attention", "full_attention"])
-    assert "not supported by engine cpu yet" in refusal(folder)
+def test_a_hybrid_model_says_which_layers_keep_a_recurrent_state(tmp_path: Path) -> None:
+    model = load_model(write_tiny_hybrid(tmp_path / "hybrid"), lambda progress: None)
+    assert model.caps == {"recurrent_states": True}
+    assert [site.layer_idx for site in model.get_recurrent_layers()] == [0, 1, 2]
+    assert [site.layer_idx for site in model.get_cache_layers()] == [3]
 
 
-def test_recurrent_models_are_not_supported_yet(folder: Path) -> None:
-    edit_config(folder, model_type="mamba", architectures=["MambaForCausalLM"])
-    assert "not supported by engine cpu yet" in refusal(folder)
+def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "recurrent", "mamba2", num_heads=8, head_dim=16)
+    assert "no layer has attention" in refusal(folder)
+
+
+def test_a_recurrent_model_that_cannot_go_on_from_its_state_is_refused(tmp_path: Path) -> None:
+    # Mamba's first generation starts anew with every chunk but a single token.
+    folder = write_tiny_model(tmp_path / "mamba", "mamba")
+    assert "does not run on engine cpu" in refusal(folder)
+
+
+def test_a_model_that_wants_a_cache_of_its_own_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "minimax", "minimax")
+    assert "MiniMax uses cache of its own" in refusal(folder)
 
 
 def test_chunked_attention_is_not_supported(folder: Path) -> None:
