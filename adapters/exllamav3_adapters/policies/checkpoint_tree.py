@@ -32,7 +32,8 @@ class CheckpointTree(Generic[K]):
 
     A key names a place: it stands for all the tokens up to there, as a chained page hash does, so that all chains with
     this key run through the same places before it. A path lists the places of one chain, first to last. The methods
-    that change something return the checkpoints that are reachable and whose replay begins elsewhere now.
+    that change something return the reachable checkpoints that now have another before or after them, some of them
+    perhaps twice or for nothing.
 
     A change costs a constant for each place of the path and for each checkpoint beside or after it.
     """
@@ -67,15 +68,13 @@ class CheckpointTree(Generic[K]):
             self._move(child, checkpoint)
             child.places -= places
             child.places.discard(key)
-        return list(_reachable([*changed, *after]))
+        return [*changed, *_reachable(after), *self._before(checkpoint)]
 
     def learn(self, key: K, path: Iterable[K]) -> list[Checkpoint[K]]:
         """A chain that leads to a checkpoint that is known runs through these places."""
         checkpoint = self._checkpoints[key]
         parent, places, changed = self._walk(key, path)
-        if self._pass(checkpoint, parent, places):
-            changed.append(checkpoint)
-        return list(_reachable(changed))
+        return [*changed, *self._pass(checkpoint, parent, places)]
 
     def remove(self, key: K) -> list[Checkpoint[K]]:
         checkpoint = self._checkpoints.pop(key)
@@ -86,21 +85,29 @@ class CheckpointTree(Generic[K]):
             child.places |= checkpoint.places
             child.places.add(key)
         parent.children.remove(checkpoint)
-        return list(_reachable(orphans)) if checkpoint.reachable else []
+        return [*_reachable(orphans), *self._before(checkpoint)] if checkpoint.reachable else []
 
     def set_reachable(self, key: K, reachable: bool) -> list[Checkpoint[K]]:
         checkpoint = self._checkpoints[key]
         if checkpoint.reachable == reachable:
             return []
         checkpoint.reachable = reachable
-        return list(_reachable(checkpoint.children))
+        return [*_reachable(checkpoint.children), *self._before(checkpoint)]
 
     def resume_position(self, checkpoint: Checkpoint[K]) -> int:
         """Where a replay up to the checkpoint begins if it is lost: at the deepest reachable one before it, or at 0."""
+        return next((before.position for before in self._before(checkpoint)), 0)
+
+    def is_inner(self, checkpoint: Checkpoint[K]) -> bool:
+        """A reachable one comes after it, so that only a request that leaves their chain in between resumes at it."""
+        return next(_reachable(checkpoint.children), None) is not None
+
+    def _before(self, checkpoint: Checkpoint[K]) -> list[Checkpoint[K]]:
+        """The deepest reachable checkpoint before this one, if any."""
         before = checkpoint.parent
         while before is not None and not before.reachable:
             before = before.parent
-        return 0 if before is None else before.position
+        return [] if before is None or before is self._start else [before]
 
     def _walk(self, key: K, path: Iterable[K]) -> tuple[Checkpoint[K], set[K], list[Checkpoint[K]]]:
         """The last checkpoint of a path, the places after it, and the checkpoints that it shows after others."""
@@ -112,21 +119,21 @@ class CheckpointTree(Generic[K]):
             if checkpoint is None:
                 places.add(place)
                 continue
-            if self._pass(checkpoint, last, places):
-                changed.append(checkpoint)
+            changed += self._pass(checkpoint, last, places)
             last, places = checkpoint, set()
         return last, places, changed
 
-    def _pass(self, checkpoint: Checkpoint[K], before: Checkpoint[K], places: set[K]) -> bool:
-        """A chain runs from one checkpoint through the places to the other. True: that was not known."""
+    def _pass(self, checkpoint: Checkpoint[K], before: Checkpoint[K], places: set[K]) -> list[Checkpoint[K]]:
+        """A chain runs from one checkpoint through the places to the other."""
         assert checkpoint.parent is not None
         if checkpoint.parent is before:
             checkpoint.places |= places
-        elif checkpoint.parent.position < before.position:
+        elif checkpoint.parent.position < before.position:  # or the path leaves out what is known
+            left = self._before(checkpoint)
             self._move(checkpoint, before)
             checkpoint.places = places
-            return True
-        return False
+            return [*left, *self._before(checkpoint), *_reachable([checkpoint])]
+        return []
 
     def _move(self, checkpoint: Checkpoint[K], parent: Checkpoint[K]) -> None:
         assert checkpoint.parent is not None

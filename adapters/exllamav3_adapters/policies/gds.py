@@ -24,7 +24,7 @@ class _Standing:
 
 
 class GreedyDualSize(Generic[K]):
-    """The next checkpoint to go is that of the least `H = L + cost / size`; L rises to the H of each that is evicted.
+    """The next checkpoint to go is that of the least `H = L + w * cost / size`; L rises to the H of each evicted.
 
     From Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms" (USITS 1997). The cost is that of replaying from the
     deepest surviving checkpoint of the same chain, so it changes with the neighbours: one that leaves makes those right
@@ -32,17 +32,23 @@ class GreedyDualSize(Generic[K]):
     relatively cheaper. A checkpoint that no request can reach costs nothing and goes before all others, the one used
     longest ago first; a replay does not begin at it either.
 
+    `inner_weight` is w of a checkpoint that another comes after: the conversation goes on at that one, and only a
+    request that branches off resumes here. It is 1 for the last of a chain. On agents' sessions 0.25 recomputes a sixth
+    to a quarter less than 1, which is the order of the paper, where slots are short (`benchmarks/checkpoints.py`).
+
     Keys and paths as in `CheckpointTree`. A path should name every place on the chain where a checkpoint may be, now or
     later: the hash of each full page, and the keys of the partial-page checkpoints that its tokens extend. A place that
     no path has named yet is only found on a chain when a later one names it. `size` is in bytes, or in whatever unit
     all share.
 
-    A change costs O(log n) for each checkpoint whose cost it changes; one that arrives also looks once at each place of
-    its path and at each checkpoint that comes after the same one. Not thread-safe.
+    A change costs O(log n) for each checkpoint that gets another neighbour on its chain; one that arrives also looks
+    once at each place of its path and at each checkpoint that comes after the same one. Not thread-safe.
     """
 
-    def __init__(self, cost: PrefillCost) -> None:
+    def __init__(self, cost: PrefillCost, *, inner_weight: float = 0.25) -> None:
+        assert inner_weight > 0, f"a weight of {inner_weight}"
         self._cost = cost.normalised()
+        self._inner_weight = inner_weight
         self._tree = CheckpointTree[K]()
         self._standings: dict[K, _Standing] = {}
         self._heap: list[tuple[bool, float, int, int, K]] = []  # reachable, H, touched, entry, key
@@ -120,7 +126,9 @@ class GreedyDualSize(Generic[K]):
 
     def priority(self, key: K) -> float:
         """H."""
-        return self._standings[key].inflation + self.replay_cost(key) / self._tree[key].size
+        checkpoint = self._tree[key]
+        weight = self._inner_weight if self._tree.is_inner(checkpoint) else 1.0
+        return self._standings[key].inflation + weight * self.replay_cost(key) / checkpoint.size
 
     def _enter(self, checkpoints: Iterable[Checkpoint[K]]) -> None:
         """Entries of before stay in the heap until they come up or it is rebuilt."""
