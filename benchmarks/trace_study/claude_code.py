@@ -7,13 +7,15 @@ import json
 import lzma
 import random
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trace_study.workload import PAGE_TOKENS, PrefixTree, Request, Workload, full_pages
 
 FILE_NAME = "claude_code_sessions.jsonl.xz"
+BLOCK_TOKENS = 64
+"""Of the data's own ids."""
 MAX_PROMPT_TOKENS = 210_000
 MAX_GAP_SECONDS = 3600.0
 """Longest pause that is replayed within a session."""
@@ -29,10 +31,15 @@ class Turn:
     pages: list[Hashable]
     """What each full page holds."""
     first: bool
+    head_pages: int
+    """Of these, the first ones that other sessions may share."""
+    answer_tokens: int
 
 
-def load_sessions(folder: Path) -> list[list[Turn]]:
+def load_sessions(folder: Path, page_tokens: int = PAGE_TOKENS) -> list[list[Turn]]:
     """Sessions whose requests all have at most `MAX_PROMPT_TOKENS`, each a list of turns by time.
+
+    `page_tokens`: of what is called a page here, a multiple of the data's blocks of 64 tokens.
 
     Block ids mean something within one session only. Two sessions are taken to share their head, tools and then system
     prompt, where the lengths of both are equal: an assumption, the data cannot tell.
@@ -42,7 +49,7 @@ def load_sessions(folder: Path) -> list[list[Turn]]:
         for number, line in enumerate(lines):
             session = json.loads(line)
             if _longest_prompt(session["requests"]) <= MAX_PROMPT_TOKENS:
-                turns = sorted(_turns(session, number, session["block_size"], 0.0), key=lambda turn: turn.seconds)
+                turns = sorted(_turns(session, number, page_tokens, 0.0), key=lambda turn: turn.seconds)
                 sessions.append(_without_long_gaps(turns))
     return sessions
 
@@ -67,6 +74,8 @@ def as_users(sessions: list[list[Turn]], users: int, seed: int = 1) -> Workload:
             chain=tree.chain(turn.pages),
             session=session,
             first=turn.first,
+            head_pages=turn.head_pages,
+            answer_tokens=turn.answer_tokens,
         )
         for seconds, session, _, turn in sorted(timed, key=lambda entry: entry[:3])
     ]
@@ -77,31 +86,35 @@ def _longest_prompt(requests: list[dict[str, Any]]) -> int:
     return max(_longest_prompt(r["requests"]) if "requests" in r else r["in"] for r in requests)
 
 
-def _turns(conversation: dict[str, Any], session: int, block_tokens: int, start: float) -> Iterator[Turn]:
+def _turns(conversation: dict[str, Any], session: int, page_tokens: int, start: float) -> Iterator[Turn]:
     """The turns of a conversation and of the sub-agents inside it; a sub-agent's times count from its own start."""
     head: list[int] | None = None
     tokens = (conversation.get("tool_tokens") or 0, conversation.get("system_tokens") or 0)
     for request in conversation["requests"]:
         seconds = start + request["t"]
         if "requests" in request:
-            yield from _turns(request, session, block_tokens, seconds)
+            yield from _turns(request, session, page_tokens, seconds)
             continue
         ids = request["hash_ids"]
         if first := head is None:
-            head = ids[: sum(tokens) // block_tokens]
-        yield Turn(seconds, request["in"], _pages(request, session, block_tokens, head or [], tokens), first)
+            head = ids[: sum(tokens) // BLOCK_TOKENS]
+        pages = _pages(ids, session, full_pages(request["in"], page_tokens), page_tokens // BLOCK_TOKENS)
+        shared = _num_shared(ids, head or [], page_tokens // BLOCK_TOKENS, len(pages))
+        pages[:shared] = [tokens] * shared
+        yield Turn(seconds, request["in"], pages, first, shared, request["out"])
 
 
-def _pages(
-    request: dict[str, Any], session: int, block_tokens: int, head: list[int], head_tokens: tuple[int, int]
-) -> list[Hashable]:
-    ids, step = request["hash_ids"], PAGE_TOKENS // block_tokens
-    pages: list[Hashable] = []
-    for start in range(0, min(full_pages(request["in"]), len(ids) // step) * step, step):
-        blocks = ids[start : start + step]
-        shared = start + step <= len(head) and blocks == head[start : start + step]
-        pages.append(head_tokens if shared else (session, *blocks))
-    return pages
+def _pages(ids: list[int], session: int, num_full: int, step: int) -> list[Hashable]:
+    end = min(num_full, len(ids) // step) * step
+    return [(session, *ids[start : start + step]) for start in range(0, end, step)]
+
+
+def _num_shared(ids: list[int], head: list[int], step: int, num_pages: int) -> int:
+    """Leading pages that lie in the head."""
+    same = next(
+        (place for place, (a, b) in enumerate(zip(ids, head, strict=False)) if a != b), min(len(ids), len(head))
+    )
+    return min(same // step, num_pages)
 
 
 def _without_long_gaps(turns: list[Turn]) -> list[Turn]:
@@ -109,5 +122,5 @@ def _without_long_gaps(turns: list[Turn]) -> list[Turn]:
     for turn in turns:
         cut += max(0.0, turn.seconds - previous - MAX_GAP_SECONDS)
         previous = turn.seconds
-        kept.append(Turn(turn.seconds - cut - turns[0].seconds, turn.prompt_tokens, turn.pages, turn.first))
+        kept.append(replace(turn, seconds=turn.seconds - cut - turns[0].seconds))
     return kept

@@ -16,9 +16,9 @@ NOT_COUNTED = -1
 """Session of requests that are replayed and are part of no figure."""
 
 
-def full_pages(prompt_tokens: int) -> int:
+def full_pages(prompt_tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
     """Pages of a prompt that the cache can find again: the engine always computes the last token itself."""
-    return max(0, (prompt_tokens - 1) // PAGE_TOKENS)
+    return max(0, (prompt_tokens - 1) // page_tokens)
 
 
 class PrefixTree:
@@ -51,6 +51,9 @@ class Request:
     """What the bootstrap draws: requests of one session stay together."""
     first: bool
     """Starts a conversation."""
+    head_pages: int = 0
+    """Of its pages, the first ones that other sessions may share."""
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True)
