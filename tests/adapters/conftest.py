@@ -2,13 +2,13 @@
 
 import importlib.util
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import pytest_asyncio
 
 from exllamav3_adapters.contract import Engine, LoadProgress
-from exllamav3_adapters.engine_settings import EngineSettings, ModelOptions
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.hosted import HostedEngine
 from exllamav3_adapters.registry import find_engine
 
@@ -16,6 +16,9 @@ from exllamav3_adapters.registry import find_engine
 SETTINGS = EngineSettings(
     model_key="conformance",
     model=ModelOptions(model_dir="demo", max_seq_len=1280, cache_size=1536, chunk_size=256, max_batch_size=4),
+)
+CAPTURING = replace(
+    SETTINGS, memory=MemoryOptions(aging_lfu=True, aging_capture_prefixes=True, aging_prefix_min_tokens=256)
 )
 FAKE_PACE = {
     "EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE": "0.01",
@@ -29,10 +32,10 @@ class EngineUnderTest:
     name: str
     hosted: bool
 
-    async def load(self, report: Callable[[LoadProgress], None]) -> Engine:
+    async def load(self, report: Callable[[LoadProgress], None], settings: EngineSettings = SETTINGS) -> Engine:
         if self.hosted:
-            return await HostedEngine.load(self.name, SETTINGS, report)
-        return await find_engine(self.name).load(SETTINGS, report)
+            return await HostedEngine.load(self.name, settings, report)
+        return await find_engine(self.name).load(settings, report)
 
 
 def _cpu(hosted: bool) -> object:
@@ -67,6 +70,14 @@ def engine_under_test(request: pytest.FixtureRequest) -> object:
 async def engine(engine_under_test: EngineUnderTest) -> AsyncIterator[Engine]:
     """One for all tests of a module: each uses prompts of its own."""
     engine = await engine_under_test.load(lambda progress: None)
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def capturing_engine(engine_under_test: EngineUnderTest) -> AsyncIterator[Engine]:
+    """One that records what prompts share, from a page up."""
+    engine = await engine_under_test.load(lambda progress: None, CAPTURING)
     yield engine
     await engine.close()
 

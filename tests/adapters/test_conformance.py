@@ -21,6 +21,7 @@ from exllamav3_adapters.contract import (
     PrefillProgress,
     Prompt,
     Started,
+    StoredPrefix,
     Text,
 )
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, JobFailed
@@ -424,8 +425,70 @@ async def test_forgetting_what_is_not_there_drops_nothing(engine: Engine) -> Non
     assert await engine.forget(await prompt_of(engine, 300, "nothing")) == 0
 
 
-async def test_captured_prefixes_are_listed(engine: Engine) -> None:
-    assert isinstance(await engine.stored_prefixes(), tuple)
+# Capturing what prompts share
+
+
+async def ask_with(engine: Engine, head: Prompt, topics: str = "abc", **options: Any) -> None:
+    """Requests that go on differently after the head."""
+    for topic in topics:
+        rest = await prompt_of(engine, 20, topic)
+        await run(engine.generate(Prompt(token_ids=head.token_ids + rest.token_ids), greedy(1), **options))
+
+
+async def captured_of(engine: Engine, head: Prompt) -> list[StoredPrefix]:
+    return [one for one in await engine.stored_prefixes() if one.token_ids[:20] == head.token_ids[:20]]
+
+
+async def test_without_the_option_nothing_is_captured(engine: Engine) -> None:
+    await ask_with(engine, await prompt_of(engine, PAGE, "unasked"))
+    assert await engine.stored_prefixes() == ()
+
+
+async def test_what_prompts_share_is_captured_in_whole_pages(capturing_engine: Engine) -> None:
+    head = await prompt_of(capturing_engine, PAGE + 40, "sharing")
+    before = time.time()
+    await ask_with(capturing_engine, head)
+    (prefix,) = await captured_of(capturing_engine, head)
+    assert prefix.token_ids == head.token_ids[:PAGE]
+    assert prefix.cache_fingerprint == capturing_engine.info.cache_fingerprint
+    assert prefix.credit >= 1.5
+    assert before <= prefix.written_at <= time.time()
+    assert bytes.fromhex(prefix.digest)
+
+
+async def test_captured_prefixes_come_most_recently_written_first_and_only_those_after_a_time(
+    capturing_engine: Engine,
+) -> None:
+    heads = [await prompt_of(capturing_engine, PAGE, f"{place} in line") for place in ("first", "second")]
+    for head in heads:
+        await ask_with(capturing_engine, head)
+    prefixes = await capturing_engine.stored_prefixes()
+    assert [one.token_ids for one in prefixes[:2]] == [head.token_ids for head in reversed(heads)]
+    assert len({one.digest for one in prefixes}) == len(prefixes)
+    assert await capturing_engine.stored_prefixes(prefixes[1].written_at) == prefixes[:1]
+    await ask_with(capturing_engine, heads[1], "d")
+    assert await capturing_engine.stored_prefixes(prefixes[0].written_at) == (), "one that is hit again is no news"
+
+
+async def test_nothing_is_captured_of_requests_that_are_not_retained(capturing_engine: Engine) -> None:
+    head = await prompt_of(capturing_engine, PAGE, "privacy")
+    await ask_with(capturing_engine, head, retain=False)
+    assert await captured_of(capturing_engine, head) == []
+
+
+async def test_a_prefill_is_no_request_that_shares_a_prompt(capturing_engine: Engine) -> None:
+    head = await prompt_of(capturing_engine, PAGE + 20, "replays")
+    for _ in range(3):
+        await read_until(capturing_engine.prefill(head), Prefilled)
+    assert await captured_of(capturing_engine, head) == []
+
+
+async def test_a_forgotten_prompt_is_captured_no_more(capturing_engine: Engine) -> None:
+    head = await prompt_of(capturing_engine, PAGE, "oblivion")
+    await ask_with(capturing_engine, head)
+    assert await captured_of(capturing_engine, head)
+    await capturing_engine.forget(head)
+    assert await captured_of(capturing_engine, head) == []
 
 
 # Closing

@@ -19,7 +19,7 @@ from exllamav3_adapters.contract import (
     Started,
     Text,
 )
-from exllamav3_adapters.engine_settings import EngineSettings, ModelOptions
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import EngineDied, InvalidRequest, JobFailed, LoadFailed
 from exllamav3_adapters.fake import FakeEngine
 
@@ -30,9 +30,10 @@ Make = Callable[..., FakeEngine]
 async def make() -> AsyncIterator[Make]:
     engines: list[FakeEngine] = []
 
-    def make(model: dict[str, Any] | None = None, **pace: float) -> FakeEngine:
+    def make(model: dict[str, Any] | None = None, memory: MemoryOptions | None = None, **pace: float) -> FakeEngine:
         options = ModelOptions(**({"model_dir": "demo", "chunk_size": 256, "max_seq_len": 4096} | (model or {})))
-        engines.append(FakeEngine(EngineSettings(model_key="fake", model=options), **pace))
+        settings = EngineSettings(model_key="fake", model=options, memory=memory or MemoryOptions())
+        engines.append(FakeEngine(settings, **pace))
         return engines[-1]
 
     yield make
@@ -84,6 +85,27 @@ async def test_only_the_last_user_message_directs_it(engine: FakeEngine) -> None
     prompt = await engine.render(Chat(messages=[told, {"role": "assistant", "content": "say: mine"}, other]))
     events = [event async for event in engine.generate(prompt, GenerationParams())]
     assert "".join(event.text for event in events if isinstance(event, Text)) == "the new"
+
+
+async def test_what_two_requests_share_is_captured_and_one_after_a_forget_is_not(make: Make) -> None:
+    engine = make(memory=MemoryOptions(aging_lfu=True, aging_capture_prefixes=True, aging_prefix_min_tokens=512))
+    head = "x" * 600
+    for words in (head + "one", head + "two"):
+        await answer(engine, words)
+    (prefix,) = await engine.stored_prefixes()
+    rendered = await engine.render(Chat(messages=[{"role": "user", "content": head}]))
+    assert prefix.token_ids == rendered.token_ids[:512]
+    await engine.forget(Prompt(token_ids=rendered.token_ids[:10]))
+    await answer(engine, head + "three")
+    assert await engine.stored_prefixes() == ()
+
+
+@pytest.mark.parametrize("option", ["aging_lfu", "aging_capture_prefixes"])
+async def test_one_of_the_options_alone_captures_nothing(make: Make, option: str) -> None:
+    engine = make(memory=MemoryOptions(aging_prefix_min_tokens=256, **{option: True}))
+    for words in ("x" * 600 + "one", "x" * 600 + "two"):
+        await answer(engine, words)
+    assert await engine.stored_prefixes() == ()
 
 
 async def test_otherwise_the_answer_is_the_prompts_and_the_seeds_when_sampling(engine: FakeEngine) -> None:

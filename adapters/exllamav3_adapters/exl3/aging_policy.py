@@ -1,4 +1,4 @@
-"""What `memory.aging_lfu` does in one engine: page credit, what is kept of it, and the order of eviction by it."""
+"""What `memory.aging_lfu` does in one engine: page credit, what is kept and captured by it, and the eviction order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3.constants import PAGE_SIZE
+
+from exllamav3_adapters.contract import StoredPrefix
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions
 from exllamav3_adapters.exl3.aging_pagetable import install_aging
 from exllamav3_adapters.exl3.credit_file import CreditFile, StoredCredit
 from exllamav3_adapters.exl3.credit_writer import CreditWriter
 from exllamav3_adapters.policies.aging_credit import AgingCredit
 from exllamav3_adapters.policies.leaf_order import VictimClass
+from exllamav3_adapters.policies.prefix_capture import THRESHOLD, PrefixCapture
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -54,6 +58,8 @@ class AgingPolicy:
         )
         self._table = install_aging(generator, credit=self._credit, share=memory.aging_share, clock=clock)
         self._table.on_claim = self._claim
+        self._capture = _make_capture(memory) if memory.aging_capture_prefixes else None
+        self._cache_fingerprint = cache_fingerprint
         self._wall_clock = wall_clock
         self._num_credit_hits = 0
         self._num_tokens_saved = 0
@@ -79,12 +85,20 @@ class AgingPolicy:
             "credit_hits": self._num_credit_hits,
             "tokens_saved": self._num_tokens_saved,
             "credit_entries": len(self._credit),
+            "captured_prefixes": len(self._capture) if self._capture is not None else 0,
             "regretted_evictions": self._table.regretted_evictions,
             **{f"evictions_{victim_class.value}": by_class[victim_class] for victim_class in VictimClass},
         }
 
-    def forget(self, pages: Collection[bytes]) -> None:
-        """Of these pages and what follows them, nothing is known any more; on disk once `settle` returns."""
+    def captured(self, written_after: float) -> tuple[StoredPrefix, ...]:
+        if self._capture is None:
+            return ()
+        return tuple(one.stored(self._cache_fingerprint) for one in self._capture.written_after(written_after))
+
+    def forget(self, token_ids: tuple[int, ...], pages: Collection[bytes]) -> None:
+        """Of this prompt, its pages and what follows them, nothing is known any more; on disk once `settle` returns."""
+        if self._capture is not None:
+            self._capture.forget(token_ids)
         known = self._credit.forget(pages)
         self._table.forget_evicted(known | set(pages))
         if self._writer is not None:
@@ -102,10 +116,25 @@ class AgingPolicy:
 
     def _claim(self, chain: Sequence[bytes], prompt: tuple[int, ...], seconds: float) -> None:
         credited = chain[: self._credit.claim(chain, seconds)]
-        if not credited:
-            return
-        self._num_credit_hits += 1
-        if self._writer is not None:
+        now = self._wall_clock()
+        if credited:
+            self._num_credit_hits += 1
+        if credited and self._writer is not None:
             page_credits = [self._credit.page_credit(page, seconds) for page in credited]
-            now = self._wall_clock()
             self._writer.put([StoredCredit(credit, now) for credit in page_credits if credit is not None])
+        if self._capture is not None and prompt:
+            self._capture.claim(
+                chain, prompt, lambda page: self._credit.weight(page, seconds), seconds=seconds, epoch_seconds=now
+            )
+
+
+def _make_capture(memory: MemoryOptions) -> PrefixCapture:
+    cap = memory.aging_weight_cap
+    return PrefixCapture(
+        page_tokens=PAGE_SIZE,
+        min_tokens=memory.aging_prefix_min_tokens,
+        max_tokens=memory.aging_prefix_max_tokens,
+        max_entries=memory.aging_prefix_max_entries,
+        # Credit decays from the cap at once, so a threshold that high would never be met.
+        threshold=min(THRESHOLD, cap / 2) if cap else THRESHOLD,
+    )

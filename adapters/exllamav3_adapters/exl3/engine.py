@@ -122,8 +122,7 @@ class Exl3Engine:
         await self._scheduler.unpin(prompt.token_ids)
 
     async def stored_prefixes(self, written_after: float = 0.0) -> tuple[StoredPrefix, ...]:
-        self._check_open()
-        return ()
+        return await self._scheduler.stored_prefixes(written_after)
 
     async def forget(self, prompt: Prompt) -> int:
         return await self._scheduler.forget(prompt.token_ids)

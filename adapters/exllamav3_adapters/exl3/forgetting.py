@@ -30,7 +30,7 @@ class Forgetting:
         doomed |= self._tails_in_tiers(token_ids, hashes)
         self._add_descendants(doomed)
         if self._aging is not None:
-            self._aging.forget(doomed)
+            self._aging.forget(token_ids, doomed)
         dropped, held = self._drop_live(doomed)
         dropped += self._drop_sysmem(doomed) + self._drop_disk(doomed)
         if held:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from exllamav3.constants import PAGE_SIZE
 
-from exllamav3_adapters.contract import EngineStats, Prefilled
+from exllamav3_adapters.contract import EngineStats, Prefilled, StoredPrefix
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.forgetting import Forgetting
@@ -113,6 +113,9 @@ class Scheduler:
         if self._aging is not None:
             await self._aging.settle()
         return dropped
+
+    async def stored_prefixes(self, written_after: float) -> tuple[StoredPrefix, ...]:
+        return await self.call(lambda: self._aging.captured(written_after) if self._aging is not None else ())
 
     async def unpin(self, token_ids: tuple[int, ...]) -> None:
         await self.call(lambda: self._pins.unpin(token_ids))

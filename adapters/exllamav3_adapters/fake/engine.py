@@ -33,6 +33,7 @@ from exllamav3_adapters.fake import template
 from exllamav3_adapters.fake.answer import answer
 from exllamav3_adapters.fake.pages import PAGE_SIZE, PageCache
 from exllamav3_adapters.fake.scheduler import Job, Pace, Scheduler
+from exllamav3_adapters.fake.shared_prefixes import SharedPrefixes
 
 _ENVIRONMENT_PREFIX = "EXLLAMAV3_FAKE_"
 _DEFAULT_CONTEXT_LENGTH = 8192
@@ -46,9 +47,9 @@ class FakeEngine:
 
     A token is one UTF-8 byte, a page 256 of them; an answer of n bytes has n completion tokens.
 
-    `load` takes the model folder, context length, cache, chunk and batch sizes and `pin_max_fraction` from the
-    settings (`model_dir` must be `demo` or a folder that exists), and its speed from the environment, so that a
-    hosted fake can be slowed through the process above it:
+    `load` takes the model folder, context length, cache, chunk and batch sizes, `pin_max_fraction` and what belongs to
+    `aging_capture_prefixes` from the settings (`model_dir` must be `demo` or a folder that exists), and its speed from
+    the environment, so that a hosted fake can be slowed through the process above it:
 
     - `EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE`, `EXLLAMAV3_FAKE_SECONDS_PER_TOKEN`, `EXLLAMAV3_FAKE_LOAD_SECONDS`:
       seconds, default 0;
@@ -77,6 +78,8 @@ class FakeEngine:
             effective_settings={"chunk_size": f"fake: {model.chunk_size}"},
         )
         self._cache = PageCache(num_pages)
+        memory = settings.memory
+        self._shared = SharedPrefixes(memory) if memory.aging_lfu and memory.aging_capture_prefixes else None
         self._crash_exits = crash_exits
         self._unavailable: EngineUnavailable | None = None
         self._scheduler = Scheduler(
@@ -132,7 +135,7 @@ class FakeEngine:
         return Prompt(token_ids=template.encode(text))
 
     def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
-        """`retain` changes nothing here: the fake keeps nothing past its process."""
+        """The fake keeps nothing past its process; without `retain` it captures nothing of the prompt either."""
         stream = self._new_stream()
         try:
             self._check_available()
@@ -143,6 +146,8 @@ class FakeEngine:
             stream.fail(error)
             return stream
         token_ids = bytes(prompt.token_ids)
+        if retain and self._shared is not None:
+            self._shared.claim(prompt.token_ids)
         self._scheduler.submit(
             Job(token_ids=token_ids, stream=stream, answer=planned, top_logprobs=params.top_logprobs)
         )
@@ -166,10 +171,12 @@ class FakeEngine:
 
     async def stored_prefixes(self, written_after: float = 0.0) -> tuple[StoredPrefix, ...]:
         self._check_available()
-        return ()
+        return self._shared.stored(written_after, self._info.cache_fingerprint) if self._shared is not None else ()
 
     async def forget(self, prompt: Prompt) -> int:
         self._check_available()
+        if self._shared is not None:
+            self._shared.forget(prompt.token_ids)
         return self._cache.forget(bytes(prompt.token_ids))
 
     async def stats(self) -> EngineStats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +46,11 @@ async def served_after_flood(engine: Exl3Engine, cache_tokens: int) -> list[floa
 
 
 @pytest.mark.full
-async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
-    engine = await load(MemoryOptions(aging_lfu=True, sysmem_kv_cache=1))
+async def test_the_order_is_up_to_date_while_requests_run(load: Load, tmp_path: Path) -> None:
+    """With all that the policy does: requests that are not retained, prefills that yield, and prompts forgotten."""
+    engine = await load(
+        MemoryOptions(aging_lfu=True, sysmem_kv_cache=1, aging_persist_dir=str(tmp_path), aging_capture_prefixes=True)
+    )
     table = engine._scheduler._generator.pagetable
     checks = 0
 
@@ -59,15 +63,22 @@ async def test_the_order_is_up_to_date_while_requests_run(load: Load) -> None:
     async def one(seed: int) -> None:
         source = random.Random(seed)
         wanted = prompt(source.randrange(10, 1200), seed=source.randrange(5))
-        stream: Any = engine.generate(with_tail(wanted, source.randrange(3)), greedy(source.randrange(1, 300)))
-        if source.random() < 0.2:
+        kind, tail = source.random(), with_tail(wanted, source.randrange(3))
+        if kind < 0.1:
+            await engine.forget(wanted)
+        elif kind < 0.2:
+            assert [event async for event in engine.prefill(wanted)]
+        elif kind < 0.4:
+            await answer(engine.generate(tail, greedy(source.randrange(1, 100)), retain=False))
+        elif kind < 0.5:
+            stream: Any = engine.generate(tail, greedy(100))
             await anext(aiter(stream))
             await stream.aclose()
         else:
-            await answer(stream)
+            await answer(engine.generate(tail, greedy(source.randrange(1, 300))))
 
     async def some(number: int) -> None:
-        for seed in range(4):
+        for seed in range(8):
             await one(10 * number + seed)
 
     running = [asyncio.create_task(some(number)) for number in range(4)]
