@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exllamav3_adapters.contract import Chat, Engine
-from exllamav3_adapters.errors import EngineError
+from exllamav3_adapters.contract import Chat, Engine, StoredPrefix
 from litellm_exllamav3.backoff import Backoff
 from litellm_exllamav3.capture import Capture, CapturedHead
 from litellm_exllamav3.config_file import load_settings
 from litellm_exllamav3.engine_loading import EngineLoader, load_hosted
+from litellm_exllamav3.forgetting import Forgetting, Forgotten
+from litellm_exllamav3.prefix_collector import PrefixCollector
 from litellm_exllamav3.replay import Replay
 from litellm_exllamav3.served_model import CLOSE_SECONDS, ServedModel
 from litellm_exllamav3.settings import ModelSettings, Settings
 from litellm_exllamav3.store.errors import StoreUnavailable
+from litellm_exllamav3.store.records import StoredChain
 from litellm_exllamav3.warm_sources import WarmSources
 from litellm_exllamav3.workers import WorkerLock, refuse_more_workers
 
@@ -30,13 +32,13 @@ FLUSH_SECONDS = 5.0
 """How long the store may take to write or to open before a stop goes on without it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forgotten:
-    """What became of a head that was to be forgotten. Its bytes are gone from the store's files."""
-
-    num_pages: int | None
-    """Pages dropped from every tier of the engine. None: the engine could not be asked, for this `reason`."""
-    reason: str = ""
+async def open_capture(settings: Settings) -> Capture:
+    """The store of a gateway with these settings. Raises as `Capture.open`."""
+    return await Capture.open(
+        Path(settings.state_dir),
+        {key: model.capture for key, model in settings.models.items()},
+        max_chains={key: model.memory.aging_prefix_max_entries for key, model in settings.models.items()},
+    )
 
 
 class Gateway:
@@ -106,26 +108,18 @@ class Gateway:
         }
 
     async def forget(self, model_key: str, digest: str) -> Forgotten | None:
-        """Removes a captured head everywhere: store, running replay, and every tier of the engine's cache.
+        """Removes a captured head or chain everywhere: store, running replay, every tier of the engine's cache.
 
-        None if there is no such head. Raises `StoreUnavailable` if the store cannot be written; nothing else was
-        done then.
+        So goes every chain that shares a page with it; all of the model's, where a head's tokens cannot be told. None
+        if there is no such digest. Raises `StoreUnavailable` if the store cannot be written; nothing else was done
+        then.
         """
-        model = self._models.get(model_key)
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
-        if self._capture is None:
+        capture = await self._opened_capture()
+        if capture is None:
             raise StoreUnavailable("the store is not open; see the log for the reason")
-        forgotten = await self._capture.forget(model_key, digest)
-        if forgotten is None:
-            return None
-        if model is None or not self._may_hold_pages(model):
-            return Forgotten(num_pages=0)
-        try:
-            return Forgotten(num_pages=await model.forget(digest, forgotten.head))
-        except EngineError as error:
-            logger.warning("model %s: head %s left the store, not the engine: %s", model_key, digest, error.message)
-            return Forgotten(num_pages=None, reason=error.message)
+        model = self._models.get(model_key)
+        asked = model if model is not None and self._may_hold_pages(model) else None
+        return await Forgetting(model_key, capture, asked).forget(digest)
 
     def begin_stop(self) -> None:
         """To be called at the signal, long before `stop`: ends replays and writes what the store holds back."""
@@ -142,14 +136,19 @@ class Gateway:
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
+        # What the engines have captured goes before the store that takes it.
+        await self._collect_prefixes()
         await asyncio.gather(*(model.close() for model in self._models.values()), self._close_capture())
         self._lock.release()
         logger.info("the gateway has stopped")
 
     async def _flush(self) -> None:
-        await asyncio.gather(*(model.end_replays() for model in self._models.values()))
+        await asyncio.gather(*(model.end_replays() for model in self._models.values()), self._collect_prefixes())
         if self._capture is not None:
             await _in_time(self._capture.flush(), "flush")
+
+    async def _collect_prefixes(self) -> None:
+        await asyncio.gather(*(model.collect_prefixes() for model in self._models.values()))
 
     async def _close_capture(self) -> None:
         if self._opening is not None:
@@ -159,9 +158,8 @@ class Gateway:
             await _in_time(self._capture.close(), "close")
 
     async def _open_capture(self) -> None:
-        rules = {key: model.capture for key, model in self.settings.models.items()}
         try:
-            self._capture = await Capture.open(self._state_dir, rules)
+            self._capture = await open_capture(self.settings)
         except Exception:
             logger.exception("the store of heads cannot be opened; nothing is captured or replayed from it")
 
@@ -172,6 +170,9 @@ class Gateway:
         def new_replay(engine: Engine) -> Replay:
             return Replay(key, engine, sources)
 
+        def new_collector(engine: Engine) -> PrefixCollector:
+            return PrefixCollector(key, engine, partial(self._keep_chains, key))
+
         return ServedModel(
             key,
             load_engine=partial(self._load_engine, settings.engine, engine_settings),
@@ -179,6 +180,7 @@ class Gateway:
             max_queue=settings.max_queue,
             request_timeout_seconds=settings.request_timeout_seconds,
             new_replay=new_replay,
+            new_collector=new_collector if settings.collects_prefixes else None,
             backoff=Backoff(),
             close_seconds=self._close_seconds,
         )
@@ -192,19 +194,36 @@ class Gateway:
             texts=memory.warm_prefixes,
             chats=[Chat(messages=chat.messages, tools=chat.tools) for chat in memory.warm_prompts],
             captured=partial(self._captured, key) if wanted else None,
+            chains=partial(self._chains, key) if wanted else None,
             max_captured_tokens=memory.warm_prefix_max_tokens,
         )
 
     async def _captured(self, key: str) -> Sequence[CapturedHead]:
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
-        if self._capture is None:
-            return ()
+        capture = await self._opened_capture()
         try:
-            return await self._capture.entries(key)
+            return () if capture is None else await capture.entries(key)
         except StoreUnavailable as error:
             logger.warning("model %s: captured heads cannot be replayed: %s", key, error)
             return ()
+
+    async def _chains(self, key: str) -> Sequence[StoredChain]:
+        capture = await self._opened_capture()
+        try:
+            return () if capture is None else await capture.chains.entries(key)
+        except StoreUnavailable as error:
+            logger.warning("model %s: the engine's own prefixes cannot be replayed: %s", key, error)
+            return ()
+
+    async def _keep_chains(self, key: str, prefixes: Sequence[StoredPrefix]) -> None:
+        capture = await self._opened_capture()
+        if capture is not None:
+            await capture.chains.keep(key, prefixes)
+
+    async def _opened_capture(self) -> Capture | None:
+        """None: it could not be opened."""
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        return self._capture
 
     def _may_hold_pages(self, model: ServedModel) -> bool:
         """A model that is not loaded holds pages only on disk."""

@@ -13,7 +13,8 @@ assert array(_TYPE).itemsize == TOKEN_BYTES
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """One sequence is a prefix of another exactly where its bytes are. Raises OverflowError beyond 32 bits."""
-    return _little_endian(array(_TYPE, token_ids)).tobytes()
+    # Of a tuple, since an array would take bytes, which are a sequence of numbers too, for packed ones.
+    return _little_endian(array(_TYPE, tuple(token_ids))).tobytes()
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ class Replay:
             await asyncio.wait([self._task])
 
     async def drop(self, digest: str) -> None:
-        """Leaves a captured head out from here on, also if it is being prefilled at this moment."""
+        """Leaves a captured head or chain out from here on, also if it is being prefilled at this moment."""
         self._dropped.add(digest)
         if self._current is not None and self._current[0].digest == digest:
             task = self._current[1]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from exllamav3_adapters.contract import Engine, Head, LoadProgress
+from exllamav3_adapters.contract import Engine, LoadProgress
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable, LoadFailed
 from litellm_exllamav3.admission import Admission
 from litellm_exllamav3.backoff import Backoff
+from litellm_exllamav3.prefix_collector import PrefixCollector
 from litellm_exllamav3.replay import Replay
 from litellm_exllamav3.request import Request
 
@@ -58,6 +60,7 @@ class ServedModel:
         max_queue: int = 64,
         request_timeout_seconds: float = 600.0,
         new_replay: Callable[[Engine], Replay] | None = None,
+        new_collector: Callable[[Engine], PrefixCollector] | None = None,
         backoff: Backoff | None = None,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
@@ -67,6 +70,7 @@ class ServedModel:
         self._load_engine = load_engine
         self._lazy = lazy
         self._new_replay = new_replay
+        self._new_collector = new_collector
         self._backoff = backoff or Backoff()
         self._admission = Admission(model_key=key, max_waiting=max_queue)
         self._loop = asyncio.get_running_loop()
@@ -79,6 +83,7 @@ class ServedModel:
         self._death: asyncio.Future[EngineDied] = self._loop.create_future()
         self._supervisor: asyncio.Task[None] | None = None
         self._replay: Replay | None = None
+        self._collector: PrefixCollector | None = None
         self._progress: LoadProgress | None = None
         self._load_began = 0.0
         self._load_seconds = 0.0
@@ -140,6 +145,10 @@ class ServedModel:
             # One object raised in many tasks would gather all their tracebacks.
             raise type(error)(error.message) from None
 
+    async def engine_in_time(self) -> Engine:
+        """As `engine`, with as much time as a request has."""
+        return await self.engine(self._loop.time() + self.request_timeout_seconds)
+
     def engine_died(self, engine: Engine, error: EngineDied) -> None:
         """Tells the model that a call to `engine` ended so. Of several calls the first counts."""
         if engine is self._engine:
@@ -148,15 +157,21 @@ class ServedModel:
             self._set_state("restarting", error.message)
             self._death.set_result(error)
 
-    async def forget(self, digest: str, head: Head) -> int:
-        """Takes a captured head out of the replay and out of every tier of the engine's cache.
-
-        Returns how many pages that dropped. Waits for the engine, which a lazy model loads. Raises `EngineError`.
-        """
+    async def drop_from_replay(self, digest: str) -> None:
+        """Leaves a captured head or chain out of the replay that runs now, if any."""
         if self._replay is not None:
             await self._replay.drop(digest)
-        engine = await self.engine(self._loop.time() + self.request_timeout_seconds)
-        return await engine.forget(await engine.render_head(head))
+
+    @contextlib.asynccontextmanager
+    async def collection_paused(self) -> AsyncIterator[None]:
+        """All that the engine has captured is in the store by now, and nothing more comes until this ends."""
+        async with contextlib.nullcontext() if self._collector is None else self._collector.paused():
+            yield
+
+    async def collect_prefixes(self) -> None:
+        """Brings what the engine has captured into the store, if it answers within seconds."""
+        if self._collector is not None:
+            await self._collector.collect()
 
     async def end_replays(self) -> None:
         """Ends the running replay; none begins any more, with no engine."""
@@ -276,6 +291,9 @@ class ServedModel:
         if self._new_replay is not None:
             self._replay = self._new_replay(engine)
             self._replay.start(partial(self.engine_died, engine))
+        if self._new_collector is not None:
+            self._collector = self._new_collector(engine)
+            self._collector.start()
         watch = self._loop.create_task(self._watch(engine))
         try:
             return await self._death
@@ -283,6 +301,8 @@ class ServedModel:
             watch.cancel()
             if self._replay is not None:
                 await self._replay.stop()
+            if self._collector is not None:
+                await self._collector.stop()
 
     async def _watch(self, engine: Engine) -> None:
         """Ends the life of an engine that can say by itself that it died (a hosted one)."""

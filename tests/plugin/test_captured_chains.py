@@ -66,6 +66,7 @@ async def digests(capture: Capture) -> list[str]:
 def test_packed_tokens_are_four_bytes_each_and_come_back() -> None:
     assert pack_tokens((1, 2**32 - 1)) == b"\x01\0\0\0\xff\xff\xff\xff"
     assert unpack_tokens(pack_tokens((7, 0, 151_000))) == (7, 0, 151_000)
+    assert unpack_tokens(pack_tokens(b"abcd")) == tuple(b"abcd")
 
 
 def test_bytes_that_are_no_whole_tokens_are_refused() -> None:

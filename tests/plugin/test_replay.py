@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,9 @@ from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, Mo
 from exllamav3_adapters.errors import EngineDied
 from exllamav3_adapters.fake import FakeEngine
 from litellm_exllamav3.capture import CapturedHead
+from litellm_exllamav3.packed_tokens import pack_tokens
 from litellm_exllamav3.replay import Replay
+from litellm_exllamav3.store.records import StoredChain
 from litellm_exllamav3.warm_sources import WarmSources
 
 GREEDY = GenerationParams(temperature=0.0, max_tokens=1)
@@ -245,3 +249,87 @@ async def test_a_fault_of_the_store_ends_the_replay_and_nothing_else(fault):
 
     stats = await replayed(new_engine(), WarmSources(captured=broken))
     assert stats["state"] == "failed"
+
+
+# Chains, which engines captured.
+
+
+def written(digest: str, text: str, written_at: float, **changes: Any) -> StoredChain:
+    return replace(
+        StoredChain(
+            model_key="m",
+            cache_fingerprint=new_engine().info.cache_fingerprint,
+            digest=digest,
+            token_ids=pack_tokens(text.encode()),
+            num_tokens=len(text),
+            credit=2.0,
+            written_at=written_at,
+        ),
+        **changes,
+    )
+
+
+def chains(*stored: StoredChain) -> Callable[[], Awaitable[Sequence[StoredChain]]]:
+    async def entries() -> Sequence[StoredChain]:
+        return stored
+
+    return entries
+
+
+async def in_cache(engine: FakeEngine, text: str) -> int:
+    events = [event async for event in engine.generate(await engine.tokenize(text + "!"), GREEDY)]
+    assert isinstance(events[-1], Finished)
+    return events[-1].cached_tokens
+
+
+async def test_chains_come_back_and_are_not_pinned() -> None:
+    engine = new_engine()
+    stats = await replayed(engine, WarmSources(chains=chains(written("c", "c" * 1024, 1.0))))
+    assert await in_cache(engine, "c" * 1024) == 1024
+    assert (stats["items_done"], stats["tokens_pinned"]) == (1, 0)
+
+
+async def test_chains_and_heads_share_the_budget_in_the_order_of_their_last_use() -> None:
+    engine = new_engine()
+    sources = WarmSources(
+        captured=captured(("head", "h" * 600)),  # written at 0
+        chains=chains(written("new", "n" * 512, 9.0), written("old", "o" * 512, -9.0)),
+        max_captured_tokens=512 + 700,
+    )
+    stats = await replayed(engine, sources)
+    assert stats["items_skipped"] == 1
+    assert await in_cache(engine, "n" * 512) == 512
+    assert await cached_tokens(engine, "h" * 600) == 512
+    assert await in_cache(engine, "o" * 512) == 0
+
+
+async def test_a_chain_that_a_head_begins_with_costs_nothing_more() -> None:
+    engine = new_engine()
+    start = "<|im_start|>system\n" + "h" * 600
+    sources = WarmSources(captured=captured(("head", "h" * 600)), chains=chains(written("c", start[:512], 1.0)))
+    stats = await replayed(engine, sources)
+    assert (stats["items_folded"], stats["items_done"], stats["items_total"]) == (1, 2, 2)
+
+
+async def test_chains_of_another_fingerprint_are_left_alone() -> None:
+    engine = new_engine()
+    other = written("c", "c" * 512, 1.0, cache_fingerprint="other weights")
+    assert (await replayed(engine, WarmSources(chains=chains(other))))["items_total"] == 0
+
+
+async def test_damaged_chains_are_skipped_by_name_and_the_rest_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    engine = new_engine()
+    sources = WarmSources(
+        chains=chains(
+            written("bytes", "", 5.0, token_ids=b"0123456"),
+            written("short", "s" * 512, 4.0, num_tokens=768),
+            written("vocabulary", "", 3.0, token_ids=pack_tokens([300] * 256), num_tokens=256),
+            written("huge", "", 2.0, token_ids=pack_tokens([2**32 - 1] * 256), num_tokens=256),
+            written("good", "g" * 512, 1.0),
+        )
+    )
+    stats = await replayed(engine, sources)
+    assert (stats["state"], stats["items_skipped"], stats["items_done"]) == ("done", 4, 5)
+    for name in ("bytes", "short", "vocabulary", "huge"):
+        assert f"skips captured chain {name}" in caplog.text
+    assert await in_cache(engine, "g" * 512) == 512
