@@ -17,20 +17,28 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_APPLICATION_ID = 0x45584C43
 _VERSION = 1
 _BUSY_SECONDS = 5.0
+_REFUSALS = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+}
+"""Errors that say nothing about the file's contents. Any other means damage, since every statement here is sound."""
 _KEPT_WHEN_FULL = 7 / 8
 """Of the most entries, so that not every batch has to look for the coldest."""
 
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE bound (fingerprint TEXT NOT NULL);
-CREATE TABLE credit (page BLOB PRIMARY KEY, parent BLOB, weight REAL NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
-PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {_VERSION};
-COMMIT;
-"""
+_SCHEMA = (
+    "CREATE TABLE bound (fingerprint TEXT NOT NULL)",
+    "CREATE TABLE credit (page BLOB PRIMARY KEY, parent BLOB, weight REAL NOT NULL, at REAL NOT NULL) WITHOUT ROWID",
+    f"PRAGMA user_version = {_VERSION}",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class CreditFile:
     """Blocking, and used by one thread. Opened when it is first used, and again after an error.
 
     A damaged file is moved aside, and one of another fingerprint is emptied; both are logged and are no error. What
-    cannot be read or written raises OSError or sqlite3.OperationalError.
+    cannot be read or written for now raises OSError or sqlite3.Error.
     """
 
     def __init__(self, path: Path, *, fingerprint: str, half_life_seconds: float, max_entries: int) -> None:
@@ -80,11 +88,10 @@ class CreditFile:
     def _attempt(self, action: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return action(self._open())
-        except sqlite3.OperationalError:
+        except sqlite3.Error as error:
             self.close()
-            raise
-        except sqlite3.DatabaseError as error:
-            self.close()
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _REFUSALS:
+                raise
             self._path.replace(self._aside)
             self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)
             log.warning("%s is damaged (%s), and is now %s; credit starts cold", self._path, error, self._aside.name)
@@ -95,28 +102,37 @@ class CreditFile:
             return self._connection
         self.close()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_there = self._path.exists()
-        # The journal gets the file's mode, so this is to be right before SQLite opens it.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.fchmod(descriptor, 0o600)
-        is_empty = os.fstat(descriptor).st_size == 0
-        os.close(descriptor)
-        if is_there and is_empty:
-            log.warning("%s is empty; credit starts cold", self._path)
+        was_there = self._make()
         self._connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)
-        self._prepare(self._connection, is_empty)
+        self._prepare(self._connection, was_there)
         return self._connection
 
-    def _prepare(self, db: sqlite3.Connection, is_empty: bool) -> None:
+    def _make(self) -> bool:
+        """Makes the file with the mode that its journal is to have as well. True: it was there."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return True  # and is not opened here: closing it would drop the locks of other connections
+        os.close(descriptor)
+        return False
+
+    def _prepare(self, db: sqlite3.Connection, was_there: bool) -> None:
         # No WAL: what is forgotten would stay in it until a checkpoint that any reader can put off.
         for setting in ("journal_mode = DELETE", "secure_delete = ON", "temp_store = MEMORY", "synchronous = NORMAL"):
             db.execute(f"PRAGMA {setting}").fetchall()
         db.create_function("warmth", 2, self._warmth, deterministic=True)
-        if is_empty:
-            db.executescript(_SCHEMA)
-        elif _pragma(db, "application_id") != _APPLICATION_ID:
-            raise FileExistsError(f"{self._path} is not a file of page credit; set memory.aging_persist_dir elsewhere")
-        elif _pragma(db, "user_version") != _VERSION or _pragma(db, "quick_check") != "ok":
+        db.execute("BEGIN IMMEDIATE")  # two processes may find the file empty
+        with db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            if tables - {"bound", "credit"}:
+                raise FileExistsError(f"{self._path} holds something else; set memory.aging_persist_dir elsewhere")
+            if not tables:
+                if was_there:
+                    log.warning("%s is empty; credit starts cold", self._path)
+                for statement in _SCHEMA:
+                    db.execute(statement)
+        self._path.chmod(0o600)
+        if _pragma(db, "user_version") != _VERSION or _pragma(db, "quick_check") != "ok":
             raise sqlite3.DatabaseError("it fails its check")
         self._bind(db)
 

@@ -134,8 +134,8 @@ def test_random_bytes_anywhere_are_survived(path: Path) -> None:
     written(path, *(stored(number) for number in range(500)))
     sound = path.read_bytes()
     for seed in range(40):
-        noise = hashlib.blake2b(b"%d" % seed, digest_size=64).digest() * 4
-        offset = int.from_bytes(noise[:4], "big") % len(sound)
+        noise = hashlib.blake2b(b"%d" % seed, digest_size=64).digest()
+        offset = 5 * seed if seed < 20 else int.from_bytes(noise[:4], "big") % len(sound)  # the header for certain
         path.write_bytes(sound[:offset] + noise + sound[offset + len(noise) :])
         file = open_file(path)
         file.read()
@@ -177,6 +177,26 @@ def test_a_row_that_no_credit_can_have_is_passed_over(path: Path) -> None:
     file.write([stored(number) for number in range(5, 8)])
     assert {one.credit.page for one in file.read()} <= {page(1), page(5), page(6), page(7)}
     file.close()
+
+
+def test_a_full_disk_is_an_error_and_no_damage(path: Path) -> None:
+    written(path, stored(1))
+    file = open_file(path)
+    file._open().execute("PRAGMA max_page_count = 4")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        file.write([stored(number) for number in range(1000)])
+    file.close()
+    assert read(path) == [stored(1)]
+    assert [one.name for one in path.parent.iterdir()] == ["m.db"]
+
+
+def test_columns_of_another_version_mean_a_cold_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(path, stored(1))
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE credit RENAME COLUMN weight TO w")
+    db.close()
+    assert read(path) == []
+    assert "credit starts cold" in caplog.text
 
 
 def test_a_database_of_someone_else_is_left_alone(path: Path) -> None:
