@@ -118,8 +118,7 @@ def test_an_unknown_option_is_named_with_the_nearest_valid_one(
 @pytest.mark.parametrize(
     ("section", "option", "value", "remedy"),
     [
-        ("memory", "aging_lfu", True, "remove it or set it to false"),
-        ("memory", "aging_half_life_hours", 0.1, "remove it or set it to 1"),
+        ("model", "recurrent_frontier_checkpoints", True, "remove it or set it to false"),
         ("memory", "sysmem_recurrent_cache", 1, "remove it or set it to 4096"),
         ("model", "recurrent_eviction", "gds", "remove it or set it to lru"),
         ("model", "prefill_cost_coefficients", [1, 2], "remove it"),
@@ -136,9 +135,28 @@ def test_an_option_to_come_fails_the_load(tmp_path: Path, section: str, option: 
 
 
 def test_an_option_to_come_may_have_the_value_it_has_today(tmp_path: Path) -> None:
-    model = served(memory={"aging_lfu": "os.environ/AGING", "sysmem_recurrent_cache": 4096})
-    model["model"] |= {"cache_mode": "fp16", "gpu_split": [], "vision": False}
-    load_settings(write(tmp_path, sound(m=model)), {"AGING": "False"})
+    model = served(memory={"sysmem_recurrent_cache": 4096})
+    model["model"] |= {"cache_mode": "fp16", "gpu_split": [], "vision": "os.environ/VISION"}
+    load_settings(write(tmp_path, sound(m=model)), {"VISION": "False"})
+
+
+@pytest.mark.parametrize("engine", ["cpu", "fake"])
+def test_every_option_of_the_aging_policy_is_there(tmp_path: Path, engine: str) -> None:
+    memory = {
+        "aging_lfu": True,
+        "aging_half_life_hours": 0.5,
+        "aging_share": 0.04,
+        "aging_hit_cap_pages": 8,
+        "aging_weight_cap": 3,
+        "aging_persist_dir": "credits",
+        "aging_capture_prefixes": True,
+        "aging_prefix_min_tokens": 256,
+        "aging_prefix_max_tokens": 1024,
+        "aging_prefix_max_entries": 7,
+    }
+    told = load_settings(write(tmp_path, sound(m=served(engine=engine, memory=memory))), {}).engine_settings("m")
+    memory["aging_persist_dir"] = str(tmp_path / "credits")
+    assert {name: getattr(told.memory, name) for name in memory} == memory
 
 
 def test_an_engine_to_come_says_so(tmp_path: Path) -> None:
