@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trace_study.workload import PAGE_TOKENS, Workload
+
+_ByRequest = NDArray[np.int64] | NDArray[np.float64]
 
 _DRAWS = 1000
 _PERCENTILES = (2.5, 97.5)
@@ -53,6 +56,10 @@ class SessionBootstrap:
         first = self._workload.first[self._workload.counted]
         return self._estimate([self._served(hits) * first, self._served(other) * first], self._shareable() * first)
 
+    def share(self, part: NDArray[np.float64], total: NDArray[np.float64]) -> Estimate:
+        """Of one sum over requests, another. Both are by counted request; the total of a draw is 1 at least."""
+        return self._estimate([part], total)
+
     def _served(self, hits: NDArray[np.int64]) -> NDArray[np.int64]:
         return hits[self._workload.counted] * PAGE_TOKENS
 
@@ -62,7 +69,7 @@ class SessionBootstrap:
     def _shareable(self) -> NDArray[np.int64]:
         return self._workload.unbounded_hits[self._workload.counted]
 
-    def _estimate(self, served: list[NDArray[np.int64]], total: NDArray[np.int64]) -> Estimate:
+    def _estimate(self, served: Sequence[_ByRequest], total: _ByRequest) -> Estimate:
         """Rate of the first of `served`, less that of the second where there is one."""
         parts = [np.bincount(self._session_of, weights=part, minlength=self._num_sessions) for part in [*served, total]]
         by_session = np.stack(parts, axis=1)  # (sessions, served.. and total)
