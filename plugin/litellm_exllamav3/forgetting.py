@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exllamav3_adapters.contract import Engine, Head, Prompt
-from exllamav3_adapters.errors import EngineError
+from exllamav3_adapters.errors import EngineError, EngineUnavailable
 from litellm_exllamav3.capture import Capture
 from litellm_exllamav3.packed_tokens import TOKEN_BYTES, holds_tokens, pack_tokens, unpack_tokens
 from litellm_exllamav3.section import PAGE_TOKENS
@@ -96,7 +96,7 @@ class Forgetting:
             if engine is not None and head is not None:
                 target = await _head_in_tokens(engine, digest, head)
         except EngineError as error:
-            reason = error.message
+            reason = _reason(error)
         return await self._forget(target, engine, reason)
 
     async def _forget(self, target: Target, engine: Engine | None, reason: str) -> Forgotten:
@@ -107,7 +107,7 @@ class Forgetting:
                 if engine is not None:
                     num_pages = await _forget_pages(engine, target, chains)
             except EngineError as error:
-                reason = error.message
+                reason = _reason(error)
         if reason:
             logger.warning("model %s: what was forgotten left the store, not the engine: %s", self._model_key, reason)
         return Forgotten(
@@ -151,6 +151,11 @@ async def _forget_pages(engine: Engine, target: Target, chains: Sequence[StoredC
             with contextlib.suppress(ValueError):  # damaged bytes name no page
                 prompts.setdefault(_start(chain.token_ids), unpack_tokens(chain.token_ids))
     return sum([await engine.forget(Prompt(token_ids=token_ids)) for token_ids in prompts.values()])
+
+
+def _reason(error: EngineError) -> str:
+    """Without the words of an engine that refused a prompt: they may quote it."""
+    return error.message if isinstance(error, EngineUnavailable) else type(error).__name__
 
 
 def _start(packed: bytes) -> bytes:

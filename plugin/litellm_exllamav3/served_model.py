@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -162,11 +162,9 @@ class ServedModel:
         if self._replay is not None:
             await self._replay.drop(digest)
 
-    @contextlib.asynccontextmanager
-    async def collection_paused(self) -> AsyncIterator[None]:
-        """All that the engine has captured is in the store by now, and nothing more comes until this ends."""
-        async with contextlib.nullcontext() if self._collector is None else self._collector.paused():
-            yield
+    def collection_paused(self) -> AbstractAsyncContextManager[None]:
+        """While it is entered, all that the engine has captured is in the store and nothing more comes there."""
+        return nullcontext() if self._collector is None else self._collector.paused()
 
     async def collect_prefixes(self) -> None:
         """Brings what the engine has captured into the store, if it answers within seconds."""

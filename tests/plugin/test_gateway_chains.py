@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from exllamav3_adapters.contract import Chat, Engine, Finished, GenerationParams, Head, LoadProgress, StoredPrefix
+from exllamav3_adapters.contract import (
+    Chat,
+    Engine,
+    Finished,
+    GenerationParams,
+    Head,
+    LoadProgress,
+    Prompt,
+    StoredPrefix,
+)
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import EngineDied
 from exllamav3_adapters.fake import FakeEngine
@@ -28,15 +37,23 @@ SYSTEM = "You are a careful clerk with many rules to follow. " * 30
 OTHER = "An unrelated gardener waters the roses at dawn. " * 30
 
 
+class UsersFirst(FakeEngine):
+    """A model whose template has the user's words before all else."""
+
+    async def render_head(self, head: Head) -> Prompt:
+        return Prompt(token_ids=())
+
+
 class Engines:
     """Loads fake engines in process and remembers them."""
 
-    def __init__(self, seconds_per_page: float = 0.0) -> None:
+    def __init__(self, seconds_per_page: float = 0.0, kind: type[FakeEngine] = FakeEngine) -> None:
         self.loaded: list[FakeEngine] = []
+        self._kind = kind
         self._seconds_per_page = seconds_per_page
 
     async def __call__(self, name: str, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:
-        self.loaded.append(FakeEngine(settings, seconds_per_prefill_page=self._seconds_per_page))
+        self.loaded.append(self._kind(settings, seconds_per_prefill_page=self._seconds_per_page))
         return self.loaded[-1]
 
 
@@ -322,6 +339,16 @@ async def test_without_an_engine_all_chains_of_the_model_go_with_a_head_and_it_i
     assert served(gateway).state == "lazy"
     assert await chains(gateway) == []
     assert pack_tokens(OTHER.encode()[:60]) not in proxies.bytes_on_disk()
+
+
+async def test_where_a_template_puts_nothing_of_a_head_first_all_chains_go_with_it(proxies: Proxies) -> None:
+    engines = Engines(kind=UsersFirst)
+    gateway = await proxies.open(engines)
+    await share(gateway, OTHER)
+    forgotten = await forget(gateway, await keep_head(gateway, SYSTEM))
+    assert (forgotten.num_chains, forgotten.all_chains) == (1, True)
+    assert await chains(gateway) == []
+    assert await engines.loaded[0].stored_prefixes() == ()
 
 
 async def test_an_engine_that_cannot_be_had_counts_as_none(proxies: Proxies) -> None:

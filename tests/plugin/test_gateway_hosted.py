@@ -20,7 +20,8 @@ from litellm_exllamav3.settings import Settings
 
 
 def settings(state_dir: Path) -> Settings:
-    model = {"engine": "fake", "model": {"model_dir": "demo"}, "memory": {"warm_prefixes": ["w" * 1024]}}
+    memory = {"warm_prefixes": ["w" * 1024], "aging_lfu": True, "aging_capture_prefixes": True}
+    model = {"engine": "fake", "model": {"model_dir": "demo"}, "memory": memory}
     return Settings.model_validate({"state_dir": str(state_dir), "models": {"m": model}})
 
 
@@ -52,6 +53,12 @@ def engine_processes() -> list[psutil.Process]:
     return [child for child in living if "exllamav3_adapters.host" in child.cmdline()]
 
 
+async def until_it_is_loaded_again(gateway: Gateway) -> None:
+    async with asyncio.timeout(10):
+        while (await gateway.stats())["models"]["m"]["loads"] < 2:  # noqa: ASYNC110 - a count, not an event
+            await asyncio.sleep(0.01)
+
+
 async def until_there_is_a_process() -> None:
     async with asyncio.timeout(10):
         while not engine_processes():  # noqa: ASYNC110 - the operating system tells nobody
@@ -81,9 +88,7 @@ async def test_kill_9_of_an_idle_engine_is_noticed(gateway):
     await ask(model, "say: up")
     (process,) = engine_processes()
     os.kill(process.pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
-        while (await gateway.stats())["models"]["m"]["loads"] < 2:  # noqa: ASYNC110 - a count, not an event
-            await asyncio.sleep(0.01)
+    await until_it_is_loaded_again(gateway)
     assert await ask(model, "say: back") == "back"
 
 
@@ -123,3 +128,18 @@ async def test_a_process_that_ends_while_it_loads_is_a_crash_and_a_wrong_setting
     )
     with pytest.raises(LoadFailed, match="nowhere"):
         await HostedEngine.load("fake", nowhere.models["m"].engine_settings("m"), lambda progress: None)
+
+
+async def test_what_the_engine_captured_crosses_the_process_and_comes_back_into_its_successor(gateway):
+    model = served(gateway)
+    for words in ("one", "two"):
+        await ask(model, f"{'z' * 1000}\nsay: {words}")
+    await model.collect_prefixes()
+    (process,) = engine_processes()
+    os.kill(process.pid, signal.SIGKILL)
+    await until_it_is_loaded_again(gateway)
+    assert await ask(model, "say: back") == "back"
+    assert model.replay is not None
+    await model.replay.wait()
+    assert model.replay.stats()["items_done"] == 2
+    assert model.replay.stats()["tokens_warmed"] == 1024 + 768
