@@ -139,7 +139,7 @@ async def test_a_model_name_with_a_slash_is_one_file(tiny_folder: Path, tmp_path
     assert names_in(tmp_path) == ["credit", "..%2Fa%2Fb.db"]
 
 
-@pytest.mark.model
+@pytest.mark.full
 async def test_credit_is_back_after_a_kill(tiny_folder: Path, tmp_path: Path) -> None:
     """From the moment that a batch was written, which takes a second."""
     settings = EngineSettings(
