@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,13 +24,20 @@ from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineU
 from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
-from exllamav3_adapters.exl3.generator_options import aging_is_ours, effective_settings, generator_options
+from exllamav3_adapters.exl3.generator_options import (
+    aging_is_ours,
+    effective_settings,
+    frontiers_are_ours,
+    generator_options,
+    options_without_effect,
+)
 from exllamav3_adapters.exl3.request import Request
 from exllamav3_adapters.exl3.sampling import build_filters
 from exllamav3_adapters.exl3.scheduler import Scheduler
 from exllamav3_adapters.exl3.tiers import check_tiers
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 RENDER_SECONDS = 60.0
 """For one chat to be rendered, those before it on the thread included. Nothing can end a template's endless loop but
@@ -60,7 +68,9 @@ class Exl3Engine:
         from exllamav3 import Generator
         from exllamav3.constants import PAGE_SIZE
 
-        options = generator_options(settings, Generator)
+        is_hybrid = bool(loaded.model.caps.get("recurrent_states"))
+        _warn_of_idle_options(settings, is_hybrid)
+        options = generator_options(settings, Generator, is_hybrid=is_hybrid)
         self._renderer = loaded.renderer
         self._tokenizer = loaded.tokenizer
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
@@ -74,7 +84,7 @@ class Exl3Engine:
             page_size=PAGE_SIZE,
             cache_tokens=loaded.cache.max_num_tokens,
             cache_fingerprint=cache_fingerprint(loaded),
-            effective_settings=effective_settings(settings, Generator),
+            effective_settings=effective_settings(settings, Generator, is_hybrid=is_hybrid),
         )
         check_tiers(settings.memory, loaded.cache)
         self._scheduler = Scheduler(
@@ -86,6 +96,7 @@ class Exl3Engine:
             max_rq_tokens=settings.model.chunk_size,
             pin_max_fraction=settings.memory.pin_max_fraction,
             make_aging=self._make_aging(settings) if aging_is_ours(settings, Generator) else None,
+            keeps_frontiers=frontiers_are_ours(settings, Generator),
         )
         self._scheduler.start()
 
@@ -201,3 +212,10 @@ class Exl3Engine:
                 f"the thread that renders chats has not answered for {self._render_seconds:g} s; a chat template "
                 "without end, most likely"
             ) from None
+
+
+def _warn_of_idle_options(settings: EngineSettings, is_hybrid: bool) -> None:
+    """The plugin's settings say what `sysmem_kv_cache: 0` means for frontiers: that needs no model to be known."""
+    names = options_without_effect(settings)
+    if names and not is_hybrid:
+        log.warning("%s has no recurrent layers: %s has no effect", settings.model_key, ", ".join(names))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
+from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache
 from exllamav3_adapters.exl3.page_chain import as_tensor, page_hashes, tail_pages
 
 
@@ -21,6 +22,8 @@ class Forgetting:
     def __init__(self, generator: Any, aging: AgingPolicy | None = None) -> None:
         self._generator = generator
         self._aging = aging
+        cache = generator.recurrent_cache
+        self._checkpoints = cache if isinstance(cache, CheckpointCache) else None
         self._waiting: set[tuple[int, ...]] = set()
 
     def forget(self, token_ids: tuple[int, ...]) -> int:
@@ -28,11 +31,14 @@ class Forgetting:
         hashes = page_hashes(token_ids)
         doomed = set(hashes) | {page.phash for page in tail_pages(self._generator.pagetable, token_ids, hashes)}
         doomed |= self._tails_in_tiers(token_ids, hashes)
+        doomed |= self._frontiers(token_ids, hashes)
         self._add_descendants(doomed)
         if self._aging is not None:
             self._aging.forget(token_ids, doomed)
         dropped, held = self._drop_live(doomed)
         dropped += self._drop_sysmem(doomed) + self._drop_disk(doomed)
+        if self._checkpoints is not None:
+            self._checkpoints.forget(doomed)
         if held:
             self._waiting.add(token_ids)
         else:
@@ -61,6 +67,12 @@ class Forgetting:
                 if read is not None and _begins(read[1], tail):
                     found.add(phash)
         return found
+
+    def _frontiers(self, token_ids: tuple[int, ...], hashes: list[bytes]) -> set[bytes]:
+        """Checkpoints inside the prompt's pages. Those after it descend from its hashes."""
+        if self._checkpoints is None:
+            return set()
+        return {frontier.key for _, frontier in self._checkpoints.prefixes(hashes, as_tensor(token_ids))}
 
     def _add_descendants(self, doomed: set[bytes]) -> None:
         children: dict[bytes, list[bytes]] = {}

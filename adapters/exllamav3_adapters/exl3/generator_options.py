@@ -7,23 +7,24 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
-from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import LoadFailed
 
 MEBIBYTE = 1024 * 1024
 AGING = "aging_lfu"
 """exllamav3's pull request names the policy and its options as our settings do, in the same units."""
+FRONTIERS = "recurrent_frontier_checkpoints"
 _DEFAULTS = MemoryOptions()
 
 
-def generator_options(settings: EngineSettings, generator_class: Any) -> dict[str, Any]:
-    """Keyword arguments for exllamav3's `Generator`.
+def generator_options(settings: EngineSettings, generator_class: Any, *, is_hybrid: bool = False) -> dict[str, Any]:
+    """Keyword arguments for exllamav3's `Generator`. Those for recurrent layers are left out where the model has none.
 
     `Generator.__init__` ends in `**kwargs` and swallows what it does not know (checked on 1.4.1 and 1.6.5), so every
     name is looked up in its signature first. Raises LoadFailed that names the option of an engine too old for it.
     """
     known = _arguments_of(generator_class)
-    passed_through = _passed_through(settings, known)
+    passed_through = _passed_through(settings, known, is_hybrid)
     unknown = [option for option, argument, _ in passed_through if argument not in known]
     if unknown:
         raise LoadFailed(
@@ -37,11 +38,25 @@ def aging_is_ours(settings: EngineSettings, generator_class: Any) -> bool:
     return settings.memory.aging_lfu and AGING not in _arguments_of(generator_class)
 
 
-def effective_settings(settings: EngineSettings, generator_class: Any) -> dict[str, str]:
+def frontiers_are_ours(settings: EngineSettings, generator_class: Any) -> bool:
+    """As `aging_is_ours`, for checkpoints inside pages. Of no meaning where the model has no recurrent layers."""
+    return settings.model.recurrent_frontier_checkpoints and FRONTIERS not in _arguments_of(generator_class)
+
+
+def options_without_effect(settings: EngineSettings) -> list[str]:
+    """Options that are set and that only a model with recurrent layers has a use for."""
+    defaults = ModelOptions(model_dir="")
+    names = (FRONTIERS, "recurrent_eviction", "prefill_cost_coefficients")
+    return [f"model.{name}" for name in names if getattr(settings.model, name) != getattr(defaults, name)]
+
+
+def effective_settings(settings: EngineSettings, generator_class: Any, *, is_hybrid: bool = False) -> dict[str, str]:
     """Option -> its value and who carries it out, for one line in the log."""
-    passed_through = _passed_through(settings, _arguments_of(generator_class))
+    passed_through = _passed_through(settings, _arguments_of(generator_class), is_hybrid)
     by_the_engine = {option: f"{value} (exllamav3)" for option, _, value in passed_through}
-    ours = {"memory.pin_max_fraction": settings.memory.pin_max_fraction}
+    ours: dict[str, Any] = {"memory.pin_max_fraction": settings.memory.pin_max_fraction}
+    if is_hybrid and frontiers_are_ours(settings, generator_class):
+        ours[f"model.{FRONTIERS}"] = True
     if aging_is_ours(settings, generator_class):
         ours |= {f"memory.{name}": value for name, value in _aging_options(settings.memory).items()}
     return by_the_engine | {option: f"{value} (ours)" for option, value in ours.items()}
@@ -62,7 +77,7 @@ def _aging_options(memory: MemoryOptions) -> dict[str, Any]:
     }
 
 
-def _passed_through(settings: EngineSettings, known: Collection[str]) -> list[tuple[str, str, Any]]:
+def _passed_through(settings: EngineSettings, known: Collection[str], is_hybrid: bool) -> list[tuple[str, str, Any]]:
     """(our option, the generator's argument, value in the generator's unit) of every option that is set."""
     model, memory = settings.model, settings.memory
     options: list[tuple[str, str, Any]] = [("model.chunk_size", "max_chunk_size", model.chunk_size)]
@@ -70,6 +85,12 @@ def _passed_through(settings: EngineSettings, known: Collection[str]) -> list[tu
         options.append(("model.max_batch_size", "max_batch_size", model.max_batch_size))
     if memory.sysmem_kv_cache:
         options.append(("memory.sysmem_kv_cache", "cpu_cache_size", memory.sysmem_kv_cache * MEBIBYTE))
+    if is_hybrid:
+        options.append(
+            ("memory.sysmem_recurrent_cache", "recurrent_cache_size", memory.sysmem_recurrent_cache * MEBIBYTE)
+        )
+        if model.recurrent_frontier_checkpoints and FRONTIERS in known:
+            options.append((f"model.{FRONTIERS}", FRONTIERS, True))
     if memory.disk_cache_dir is not None:
         options += [
             ("memory.disk_cache_dir", "disk_cache_dir", memory.disk_cache_dir),

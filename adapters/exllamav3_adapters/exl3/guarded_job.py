@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from exllamav3 import Job
 
 from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable
+from exllamav3_adapters.exl3.recurrent_job import RecurrentJob
 from exllamav3_adapters.exl3.request import Request
 
 
-class GuardedJob(Job):  # type: ignore[misc]
+class GuardedJob(RecurrentJob):
     """Built with a `Request` as its identifier. `__init__` stays exllamav3's: a requeue calls it again."""
 
     fault: Exception | None = None
@@ -30,6 +30,18 @@ class GuardedJob(Job):  # type: ignore[misc]
     def request(self) -> Request:
         request: Request = self.identifier
         return request
+
+    @property
+    def leaves_checkpoints(self) -> bool:
+        return self.request.retain and self.fault is None
+
+    @property
+    def is_replay(self) -> bool:
+        return self.request.background
+
+    @property
+    def num_head_tokens(self) -> int:
+        return self.request.prompt.num_head_tokens
 
     def activate(self) -> None:
         try:

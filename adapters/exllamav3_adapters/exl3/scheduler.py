@@ -15,6 +15,7 @@ from exllamav3.constants import PAGE_SIZE
 from exllamav3_adapters.contract import EngineStats, Prefilled, StoredPrefix
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
+from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache, install_checkpoints
 from exllamav3_adapters.exl3.forgetting import Forgetting
 from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.exl3.page_chain import as_tensor
@@ -48,13 +49,16 @@ class Scheduler:
         max_rq_tokens: int,
         pin_max_fraction: float,
         make_aging: Callable[[Any], AgingPolicy] | None = None,
+        keeps_frontiers: bool = False,
     ) -> None:
-        """`make_aging` is given the generator; without it the stock order of eviction stays."""
+        """`make_aging` is given the generator; without it the stock order of eviction stays. `keeps_frontiers` is for
+        hybrid models only, and says whether we keep checkpoints inside pages (`checkpoint_cache.py`)."""
         self._make_generator = make_generator
         self._stop_token_ids = stop_token_ids
         self._max_rq_tokens = max_rq_tokens
         self._pin_max_fraction = pin_max_fraction
         self._make_aging = make_aging
+        self._keeps_frontiers = keeps_frontiers
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._prefills: deque[Request] = deque()
         self._active: set[Request] = set()  # every request that has not ended, prefills included
@@ -144,6 +148,7 @@ class Scheduler:
         try:
             self._generator = self._make_generator()
             self._pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(True)
+            self._checkpoints = self._install_checkpoints()
             self._aging = self._make_aging(self._generator) if self._make_aging is not None else None
             pagetable = self._generator.pagetable
             self._pins = PinnedPages(pagetable, int(pagetable.max_pages * self._pin_max_fraction))
@@ -163,6 +168,12 @@ class Scheduler:
         else:
             self._end_reason = EngineUnavailable("the engine is closed")
         self._end()
+
+    def _install_checkpoints(self) -> CheckpointCache | None:
+        """None: the model has no recurrent layers."""
+        if self._generator.recurrent_cache is None:
+            return None
+        return install_checkpoints(self._generator, keeps_frontiers=self._keeps_frontiers)
 
     def _take_commands(self) -> bool:
         """Runs what waits; blocks while there is nothing else to do. False: close."""
@@ -266,10 +277,11 @@ class Scheduler:
         request.job = job
 
     def _yield_prefill(self) -> None:
-        """A request has arrived: the background prefill leaves, its finished pages stay."""
+        """A request has arrived: the background prefill leaves, its finished pages stay, and its recurrent state."""
         for request in [request for request in self._active if request.background and request.job is not None]:
             computed = request.job.sequences[0].kv_position - self._cached_tokens(request.job)
             request.computed_tokens += max(0, computed)
+            request.job.keep_progress()
             self._generator.cancel(request.job)
             request.job = None
             self._prefills.appendleft(request)
@@ -287,6 +299,7 @@ class Scheduler:
         if request in self._prefills:
             self._prefills.remove(request)
         if request.job is not None:
+            request.job.keep_progress()
             self._generator.cancel(request.job)
         self._forgetting.sweep()
 
@@ -321,6 +334,7 @@ class Scheduler:
                 "disk_pages_restored": evictions["alloc_disk_pages"],
                 "pinned_pages": self._pins.pinned_pages(),
                 **(self._aging.counters() if self._aging is not None else {}),
+                **(self._checkpoints.counters() if self._checkpoints is not None else {}),
             },
         )
 
