@@ -133,8 +133,8 @@ class ModelSettings(Section):
             yield "memory.aging_half_life_hours", _LONG_HALF_LIFE
         if memory.aging_lfu and memory.aging_share > SHARE_WARNING:
             yield "memory.aging_share", _LARGE_SHARE
-        if memory.aging_lfu and memory.aging_capture_prefixes and not capture.enabled:
-            yield "memory.aging_capture_prefixes", "has no effect with capture.enabled false; remove one of them"
+        if memory.aging_lfu and not capture.enabled:
+            yield "memory.aging_lfu", "with capture.enabled false no request earns credit, so that only recency counts"
         if not memory.aging_lfu and (names := memory.aging_options()):
             yield "memory.aging_lfu", f"is false, so {', '.join(names)} have no effect"
         if model.recurrent_frontier_checkpoints and not memory.sysmem_kv_cache:

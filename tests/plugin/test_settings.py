@@ -172,10 +172,7 @@ def test_an_explicitly_disabled_policy_may_keep_its_options_and_warns() -> None:
     [
         ({"memory": {"aging_lfu": True, "aging_half_life_hours": 1.01}}, "memory.aging_half_life_hours"),
         ({"memory": {"aging_lfu": True, "aging_share": 0.051}}, "memory.aging_share"),
-        (
-            {"memory": {"aging_lfu": True, "aging_capture_prefixes": True}, "capture": {"enabled": False}},
-            "memory.aging_capture_prefixes",
-        ),
+        ({"memory": {"aging_lfu": True}, "capture": {"enabled": False}}, "memory.aging_lfu"),
         ({"model": {"recurrent_frontier_checkpoints": True}}, "model.recurrent_frontier_checkpoints"),
         ({"model": {"gpu_split_auto": True, "gpu_split": [8, 8]}}, "model.gpu_split_auto"),
         ({"capture": {"max_entries": 8}}, "capture.max_entries_per_key"),
