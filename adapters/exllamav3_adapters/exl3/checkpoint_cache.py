@@ -76,18 +76,18 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
         else:
             self.discard(state)
 
-    def keep_in_page(self, page: Any, anchor: bytes | None, tokens: torch.Tensor, state: Any, *, persist: bool) -> None:
+    def keep_in_page(self, page: Any, anchor: bytes | None, tokens: torch.Tensor, state: Any) -> None:
         """`state` is a `PairedState`, or the stash of one, after `tokens` (1, n), the first of `page`."""
         if self._tier is None or (anchor is not None and not is_content_hash(anchor)):
             self.discard(state)
             return
         key = tensor_hash_checksum(tokens.contiguous(), anchor)
-        self._keep(key, state, persist=persist and page.persistable)
+        self._keep(key, state, persist=page.persistable)
         if key not in self:
             return
         sequence = torch.zeros(1, PAGE_SIZE, dtype=torch.long)
         sequence[:, : tokens.shape[1]] = tokens
-        partial = PartialPage(key, anchor, page.page_index, sequence, persist and page.persistable)
+        partial = PartialPage(key, anchor, page.page_index, sequence, page.persistable)
         self._tier.store(partial, self.pagetable.access_serial, {anchor} if anchor is not None else None)
         self.frontiers.add(Frontier(key, anchor, tokens.shape[1]))
 

@@ -187,8 +187,7 @@ class RecurrentJob(Job):  # type: ignore[misc]
             return
         self._has_kept_prompt = True
         if self._keeps_ends and not self.is_replay:
-            # Not for the disk: after a restart a conversation goes on from its answer, not from another try at it.
-            self._keep(self._sequence.kv_position, self.recurrent_state, persist=False)
+            self._keep(self._sequence.kv_position, self.recurrent_state)
 
     def receive_sample(self, *arguments: Any, **options: Any) -> tuple[bool, Any, bool]:
         outcome: tuple[bool, Any, bool] = super().receive_sample(*arguments, **options)
@@ -204,7 +203,7 @@ class RecurrentJob(Job):  # type: ignore[misc]
         elif self._sent is not None:
             self._keep_sent()
         elif not self.held_tokens:
-            self._keep(self._sequence.kv_position, self.recurrent_state, persist=True)
+            self._keep(self._sequence.kv_position, self.recurrent_state)
 
     def deallocate_pages(self) -> None:
         if self.is_finished and self.recurrent_state is not None and self._keeps_ends:
@@ -217,7 +216,7 @@ class RecurrentJob(Job):  # type: ignore[misc]
 
     def _keep_head(self) -> None:
         if self._head_end is not None and self._sequence.kv_position == self._head_end:
-            self._keep(self._head_end, self.recurrent_state, persist=True)
+            self._keep(self._head_end, self.recurrent_state)
             self._head_end = None
 
     def _keep_answer(self) -> None:
@@ -226,7 +225,7 @@ class RecurrentJob(Job):  # type: ignore[misc]
             self._keep_sent()
             return
         self._drop_sent()
-        self._keep(self._sequence.kv_position, self.recurrent_state, persist=True)
+        self._keep(self._sequence.kv_position, self.recurrent_state)
 
     def _note_sent(self) -> None:
         """Tokens are held back, and with them their text, while a stop string may begin in them. The first of them is
@@ -245,14 +244,14 @@ class RecurrentJob(Job):  # type: ignore[misc]
     def _keep_sent(self) -> None:
         assert self._sent is not None
         (position, stashed), self._sent = self._sent, None
-        self._keep(position, stashed, persist=True)
+        self._keep(position, stashed)
 
     def _drop_sent(self) -> None:
         if self._sent is not None:
             self.generator.recurrent_cache._release(self._sent[1])
             self._sent = None
 
-    def _keep(self, position: int, state: Any, *, persist: bool) -> None:
+    def _keep(self, position: int, state: Any) -> None:
         """`state` is a `PairedState`, or the stash of one, at `position`."""
         cache, sequence = self._checkpoints, self._sequence
         index, num_tokens = divmod(position, PAGE_SIZE)
@@ -264,4 +263,4 @@ class RecurrentJob(Job):  # type: ignore[misc]
             cache.keep_at_page(anchor, state)
         else:
             tokens = sequence.sequence_ids.torch_slice(index * PAGE_SIZE, position)
-            cache.keep_in_page(sequence.allocated_pages[index], anchor, tokens, state, persist=persist)
+            cache.keep_in_page(sequence.allocated_pages[index], anchor, tokens, state)

@@ -1,0 +1,254 @@
+"""The engine over a tiny hybrid model: what a client, a replay and a restart see of its checkpoints."""
+
+# ruff: noqa: E402 - exllamav3 can only be imported after `install`
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from exllamav3_adapters.cpu.install import install
+
+install()
+
+from exl3_requests import answer, greedy, prompt
+from exllamav3 import Generator
+from exllamav3.cache.recurrent import RecurrentCache
+from tiny_model import write_tiny_hybrid
+
+from exllamav3_adapters.contract import Prefilled, Prompt
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
+from exllamav3_adapters.errors import LoadFailed
+from exllamav3_adapters.exl3.checkpoint_cache import install_checkpoints
+from exllamav3_adapters.exl3.engine import Exl3Engine
+from exllamav3_adapters.exl3.generator_options import effective_settings, frontiers_are_ours, generator_options
+from exllamav3_adapters.registry import find_engine
+
+Load = Callable[..., Awaitable[Exl3Engine]]
+PAGE = 256
+SYSMEM = MemoryOptions(sysmem_kv_cache=64)
+FRONTIERS = "recurrent_frontier_checkpoints"
+
+
+@pytest.fixture(scope="module")
+def hybrid_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_hybrid(tmp_path_factory.mktemp("hybrid") / "tiny", max_position_embeddings=16384)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    return folder
+
+
+@pytest_asyncio.fixture
+async def load_hybrid(hybrid_folder: Path) -> AsyncIterator[Load]:
+    engines: list[Exl3Engine] = []
+
+    async def load(memory: MemoryOptions = SYSMEM, **model: Any) -> Exl3Engine:
+        sizes: dict[str, Any] = {"max_seq_len": 4096, "cache_size": 4096, "chunk_size": 256, FRONTIERS: True} | model
+        options = ModelOptions(model_dir=str(hybrid_folder), **sizes)
+        settings = EngineSettings(model_key="hybrid", model=options, memory=memory)
+        engine = await find_engine("cpu").load(settings, lambda progress: None)
+        assert isinstance(engine, Exl3Engine)
+        engines.append(engine)
+        return engine
+
+    yield load
+    for engine in engines:
+        await engine.close()
+
+
+def disk(folder: Path, **options: Any) -> MemoryOptions:
+    return MemoryOptions(sysmem_kv_cache=64, disk_cache_dir=str(folder), **options)
+
+
+def longer(wanted: Prompt, num_tokens: int, seed: int) -> Prompt:
+    return Prompt(
+        token_ids=(*wanted.token_ids, *prompt(num_tokens, seed).token_ids), num_head_tokens=wanted.num_head_tokens
+    )
+
+
+async def prefilled(engine: Exl3Engine, wanted: Prompt) -> Prefilled:
+    events = [event async for event in engine.prefill(wanted)]
+    assert isinstance(events[-1], Prefilled)
+    return events[-1]
+
+
+def states_in(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.rs"))
+
+
+def files_with(folder: Path, token_ids: tuple[int, ...]) -> list[Path]:
+    """Files that hold these tokens, as the disk tier writes them (64-bit little-endian)."""
+    needle = b"".join(token.to_bytes(8, "little") for token in token_ids)
+    return [path for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
+
+
+async def test_regenerating_an_answer_computes_one_token_of_the_prompt(load_hybrid: Load) -> None:
+    engine = await load_hybrid()
+    wanted = prompt(700)
+    first, _ = await answer(engine.generate(wanted, greedy(20)))
+    again, finished = await answer(engine.generate(wanted, greedy(20)))
+    assert again == first
+    assert finished.cached_tokens == 699
+    counters = (await engine.stats()).counters
+    assert counters["checkpoint_hits_frontier"] == 1
+    assert counters["tokens_resumed"] == 699
+
+
+async def test_new_conversations_compute_only_what_follows_the_head(load_hybrid: Load) -> None:
+    engine = await load_hybrid()
+    head = Prompt(token_ids=prompt(600, seed=1).token_ids, num_head_tokens=600)
+    await answer(engine.generate(longer(head, 300, seed=2), greedy(4)))
+    _, finished = await answer(engine.generate(longer(head, 200, seed=3), greedy(4)))
+    assert finished.cached_tokens == 600
+
+
+async def test_a_replayed_head_serves_the_first_conversation(load_hybrid: Load) -> None:
+    engine = await load_hybrid()
+    head = prompt(600, seed=4)
+    assert (await prefilled(engine, head)).cached_tokens == 0
+    _, finished = await answer(engine.generate(longer(head, 200, seed=5), greedy(4)))
+    assert finished.cached_tokens == 600
+
+
+@pytest.mark.parametrize("frontiers", [True, False])
+async def test_a_replay_that_yields_goes_on_from_where_it_was(load_hybrid: Load, frontiers: bool) -> None:
+    engine = await load_hybrid(**{FRONTIERS: frontiers})
+    wanted = prompt(8 * PAGE + 30, seed=6)
+    stream = engine.prefill(wanted)
+    await anext(stream)
+    progress: Any = None
+    while progress is None or progress.done_tokens < 2 * PAGE:
+        progress = await anext(stream)
+    await answer(engine.generate(prompt(50, seed=7), greedy(2)))
+    events = [event async for event in stream]
+    counters = (await engine.stats()).counters
+    assert counters["prefill_yields"] == 1
+    assert counters["checkpoint_hits_page"] == 1
+    assert isinstance(events[-1], Prefilled)
+    assert events[-1].cached_tokens <= 1
+
+
+async def test_a_request_whose_client_left_is_taken_up_again(load_hybrid: Load) -> None:
+    engine = await load_hybrid()
+    wanted = prompt(9 * PAGE, seed=8)
+    stream = engine.generate(wanted, greedy(1))
+    progress: Any = await anext(stream)
+    while getattr(progress, "done_tokens", 0) < 2 * PAGE:
+        progress = await anext(stream)
+    await stream.aclose()
+    _, finished = await answer(engine.generate(wanted, greedy(1)))
+    assert finished.cached_tokens >= 2 * PAGE
+
+
+async def test_frontiers_are_there_after_a_restart(load_hybrid: Load, tmp_path: Path) -> None:
+    first = await load_hybrid(disk(tmp_path))
+    wanted = prompt(700, seed=9)
+    await answer(first.generate(wanted, greedy(1)))
+    await first.close()
+    second = await load_hybrid(disk(tmp_path))
+    # The answer's one token was never computed, so the state is that after the prompt.
+    _, finished = await answer(second.generate(longer(wanted, 30, seed=10), greedy(4)))
+    assert finished.cached_tokens == 700
+    _, finished = await answer(second.generate(wanted, greedy(1)))
+    assert finished.cached_tokens == 699
+
+
+async def test_what_is_not_retained_leaves_no_checkpoint(load_hybrid: Load, tmp_path: Path) -> None:
+    engine = await load_hybrid(disk(tmp_path))
+    await answer(engine.generate(prompt(200, seed=11), greedy(20), retain=False))
+    assert (await engine.stats()).counters["checkpoints"] == 0
+    stream = engine.generate(prompt(201, seed=12), greedy(1000), retain=False)
+    await anext(stream)
+    await stream.aclose()
+    assert (await engine.stats()).counters["checkpoints"] == 0
+    await engine.close()
+    assert not states_in(tmp_path)
+
+
+async def test_what_is_forgotten_leaves_no_checkpoint_in_memory_or_on_disk(load_hybrid: Load, tmp_path: Path) -> None:
+    engine = await load_hybrid(disk(tmp_path))
+    head = Prompt(token_ids=prompt(100, seed=13).token_ids, num_head_tokens=100)
+    wanted, other = longer(head, 500, seed=14), prompt(300, seed=15)
+    await answer(engine.generate(wanted, greedy(20)))
+    await answer(engine.generate(other, greedy(20)))
+    await engine.forget(Prompt(token_ids=wanted.token_ids[:400]))
+    assert (await engine.stats()).counters["checkpoint_evictions_forgotten"] >= 3
+    assert not files_with(tmp_path, wanted.token_ids[:16])
+    assert not files_with(tmp_path, wanted.token_ids[2 * PAGE : 2 * PAGE + 16])
+    assert files_with(tmp_path, other.token_ids[:16])
+    _, finished = await answer(engine.generate(other, greedy(1)))
+    assert finished.cached_tokens == 299
+    _, finished = await answer(engine.generate(wanted, greedy(1)))
+    assert finished.cached_tokens == 0
+
+
+async def test_a_short_prompt_is_forgotten_with_its_checkpoints(load_hybrid: Load) -> None:
+    engine = await load_hybrid()
+    wanted = prompt(100, seed=16)
+    await answer(engine.generate(wanted, greedy(20)))
+    await engine.forget(wanted)
+    assert (await engine.stats()).counters["checkpoints"] == 0
+    _, finished = await answer(engine.generate(wanted, greedy(1)))
+    assert finished.cached_tokens == 0
+
+
+async def test_frontiers_and_aging_work_together(load_hybrid: Load) -> None:
+    engine = await load_hybrid(MemoryOptions(sysmem_kv_cache=64, aging_lfu=True))
+    wanted = prompt(700, seed=17)
+    first, _ = await answer(engine.generate(wanted, greedy(20)))
+    for seed in range(18, 21):
+        await answer(engine.generate(prompt(15 * PAGE, seed=seed), greedy(1)))
+    again, finished = await answer(engine.generate(wanted, greedy(20)))
+    assert finished.cached_tokens == 699
+    assert again == first
+
+
+def settings(**model: Any) -> EngineSettings:
+    return EngineSettings(model_key="hybrid", model=ModelOptions(model_dir="x", **model))
+
+
+class GeneratorWithFrontiers:
+    def __init__(
+        self, max_chunk_size: int, recurrent_cache_size: int, recurrent_frontier_checkpoints: bool, **kwargs: Any
+    ) -> None: ...
+
+
+def test_the_option_is_left_to_an_engine_that_names_it() -> None:
+    told = settings(recurrent_frontier_checkpoints=True)
+    assert frontiers_are_ours(told, Generator)
+    assert FRONTIERS not in generator_options(told, Generator, is_hybrid=True)
+    assert not frontiers_are_ours(told, GeneratorWithFrontiers)
+    assert generator_options(told, GeneratorWithFrontiers, is_hybrid=True)[FRONTIERS] is True
+    shown = [
+        effective_settings(told, generator, is_hybrid=True)[f"model.{FRONTIERS}"]
+        for generator in (Generator, GeneratorWithFrontiers)
+    ]
+    assert shown == ["True (ours)", "True (exllamav3)"]
+
+
+def test_the_size_of_the_cache_of_checkpoints_is_told_for_hybrids_only() -> None:
+    assert generator_options(settings(), Generator, is_hybrid=True)["recurrent_cache_size"] == 4096 * 2**20
+    assert "recurrent_cache_size" not in generator_options(settings(), Generator)
+
+
+async def test_options_for_recurrent_layers_warn_on_a_model_without(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = await load(SYSMEM, recurrent_frontier_checkpoints=True)
+    [message] = [record.getMessage() for record in caplog.records if "recurrent" in record.getMessage()]
+    assert "model.recurrent_frontier_checkpoints has no effect" in message
+    assert f"model.{FRONTIERS}" not in engine.info.effective_settings
+    assert "checkpoints" not in (await engine.stats()).counters
+
+
+def test_a_draft_model_and_frontiers_are_refused_together() -> None:
+    cache = RecurrentCache(model=None)
+    generator = types.SimpleNamespace(recurrent_cache=cache, draft_model=object(), cpu_page_cache=None)
+    with pytest.raises(LoadFailed, match="draft model"):
+        install_checkpoints(generator, keeps_frontiers=True)
