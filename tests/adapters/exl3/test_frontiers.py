@@ -104,6 +104,22 @@ def test_a_whole_conversation_replays_at_most_a_token_a_turn(start: Start, cold:
     assert_same(engine.ask(sequence, 20), cold(sequence, 20))
 
 
+@pytest.mark.full
+def test_twenty_turns_past_ten_thousand_tokens_replay_a_token_a_turn(start: Start) -> None:
+    engine, uncached = start(cache_tokens=16384), start(frontiers=False, sysmem=0, cache_tokens=16384)
+    sequence, known = tokens(3000, 6), 1
+    for turn in range(20):
+        found = engine.ask(sequence, 60)
+        assert found.cached == known - 1
+        if turn in (9, 19):
+            for page in uncached.generator.pagetable.all_pages:
+                page.clear()
+            assert_same(found, uncached.ask(sequence, 60))
+        known = len(sequence) + len(found.token_ids)
+        sequence = [*sequence, *found.token_ids, *tokens(330, 100 + turn)]
+    assert known > 10_000
+
+
 @pytest.mark.parametrize("length", [1, 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE - 1, 2 * PAGE, 2 * PAGE + 1])
 def test_any_position_in_a_page_will_do(start: Start, cold: Any, length: int) -> None:
     engine = start()
