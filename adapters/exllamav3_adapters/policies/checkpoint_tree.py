@@ -87,6 +87,12 @@ class CheckpointTree(Generic[K]):
         parent.children.remove(checkpoint)
         return [*_reachable(orphans), *self._before(checkpoint)] if checkpoint.reachable else []
 
+    def rekey(self, old: K, new: K) -> None:
+        """The place has another name now."""
+        assert new not in self._checkpoints, f"{new!r} has a checkpoint already"
+        checkpoint = self._checkpoints[new] = self._checkpoints.pop(old)
+        checkpoint.key = new
+
     def set_reachable(self, key: K, reachable: bool) -> list[Checkpoint[K]]:
         checkpoint = self._checkpoints[key]
         if checkpoint.reachable == reachable:

@@ -111,6 +111,12 @@ class GreedyDualSize(Generic[K]):
         del self._standings[key]
         self._enter(self._tree.remove(key))
 
+    def rekey(self, old: K, new: K) -> None:
+        """The place of a checkpoint has another name now, at which there is none."""
+        self._tree.rekey(old, new)
+        self._standings[new] = self._standings.pop(old)
+        self._enter([self._tree[new]])
+
     def set_cost(self, cost: PrefillCost) -> None:
         """From now on replays cost this. Takes O(n) where it differs."""
         if (cost := cost.normalised()) != self._cost:

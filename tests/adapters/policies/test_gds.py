@@ -207,6 +207,19 @@ def test_one_that_is_added_again_counts_as_used() -> None:
     assert len(order) == 2
 
 
+def test_a_new_name_changes_neither_the_order_nor_the_chain() -> None:
+    order = gds()
+    order.add("a", position=1_000, size=1, path=[])
+    order.add("b", position=2_000, size=1, path=["a"])
+    order.add("other", position=1_500, size=1, path=[])
+    order.rekey("a", "final")
+    assert order.victim() == "final"
+    assert order.replay_cost("b") == cost(1_000, 2_000)
+    order.remove("final")
+    order.add("final", position=1_000, size=1, path=[])
+    assert order.replay_cost("b") == cost(1_000, 2_000)
+
+
 def test_costs_that_differ_by_a_factor_alone_are_the_same() -> None:
     order = gds()
     order.add("a", position=30_000, size=1, path=[])
