@@ -33,8 +33,8 @@ class GreedyDualSize(Generic[K]):
     longest ago first; a replay does not begin at it either.
 
     `inner_weight` is w of a checkpoint that another comes after: the conversation goes on at that one, and only a
-    request that branches off resumes here. It is 1 for the last of a chain. On agents' sessions 0.25 recomputes a sixth
-    to a quarter less than 1, which is the order of the paper, where slots are short (`benchmarks/checkpoints.py`).
+    request that branches off resumes here. It is 1 for the last of a chain. On sessions of 16 agents in 32 slots 0.25
+    recomputes a sixth less than 1, the order of the paper; it never costs more there (`benchmarks/checkpoints.py`).
 
     Keys and paths as in `CheckpointTree`. A path should name every place on the chain where a checkpoint may be, now or
     later: the hash of each full page, and the keys of the partial-page checkpoints that its tokens extend. A place that

@@ -14,7 +14,7 @@ _KEPT_BY_DEPTH = 8
 _MIN_SAMPLES = 8
 _MIN_SPREAD = 2.0
 """Thousand tokens of depth between the first and the third quarter of the samples; the slope of less is noise."""
-_MAX_SECONDS = 3600.0
+_MIN_SECONDS, _MAX_SECONDS = 1e-6, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class PrefillCostFit:
     def add_round(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
         """Chunks of several prompts, each a start and a length, took so long together.
 
-        What can be no measurement is ignored: too few tokens, no time, or an hour of it.
+        What can be no measurement is ignored: too few tokens, less than a microsecond, or an hour.
         """
         chunks = list(chunks)
         assert all(start >= 0 and length >= 0 for start, length in chunks), f"no chunks: {chunks}"
         tokens = sum(length for _, length in chunks)
-        if tokens < _MIN_TOKENS or not 0 < seconds < _MAX_SECONDS:
+        if tokens < _MIN_TOKENS or not _MIN_SECONDS < seconds < _MAX_SECONDS:
             return
         depth = sum(length * (2 * start + length) for start, length in chunks) / tokens / 1000
         self._keep(_Sample(tokens, depth, seconds / (tokens / 1000)))

@@ -112,7 +112,7 @@ def test_a_first_chunk_that_compiles_kernels_turns_no_order() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(256, 4096), st.floats(1e-6, 1e3), st.integers(1, 60))
+@given(st.integers(256, 4096), st.floats(1e-5, 1e3), st.integers(1, 60))
 def test_chunks_at_one_depth_keep_the_ratio_of_the_prior(length: int, seconds: float, count: int) -> None:
     fit = PrefillCostFit()
     for _ in range(count):
@@ -142,7 +142,7 @@ def test_chunks_that_cost_attention_alone_make_no_negative_cost() -> None:
     assert fit.cost.quadratic > 0
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 5e-324, math.nan, math.inf])
 def test_times_that_are_none_are_ignored(seconds: float) -> None:
     fit = PrefillCostFit()
     fit.add(0, 2048, seconds)
@@ -191,7 +191,7 @@ def test_a_machine_that_becomes_another_is_learned_anew() -> None:
     st.lists(
         st.tuples(
             st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), max_size=4),
-            st.one_of(st.floats(0, 1e-300), st.floats(0, 1e4), st.floats(allow_nan=True)),
+            st.one_of(st.floats(0, 1e4), st.floats(allow_nan=True)),
         ),
         max_size=120,
     )
