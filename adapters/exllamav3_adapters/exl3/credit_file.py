@@ -103,9 +103,14 @@ class CreditFile:
         self.close()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         was_there = self._make()
-        self._connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)
-        self._prepare(self._connection, was_there)
-        return self._connection
+        db = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)
+        try:
+            self._prepare(db, was_there)
+        except BaseException:
+            db.close()  # what is written to a file that was not found fit would take its lack of tables for damage
+            raise
+        self._connection = db
+        return db
 
     def _make(self) -> bool:
         """Makes the file with the mode that its journal is to have as well. True: it was there."""
@@ -117,16 +122,15 @@ class CreditFile:
         return False
 
     def _prepare(self, db: sqlite3.Connection, was_there: bool) -> None:
+        if _tables(db) - {"bound", "credit"}:
+            raise FileExistsError(f"{self._path} holds something else; set memory.aging_persist_dir elsewhere")
         # No WAL: what is forgotten would stay in it until a checkpoint that any reader can put off.
         for setting in ("journal_mode = DELETE", "secure_delete = ON", "temp_store = MEMORY", "synchronous = NORMAL"):
             db.execute(f"PRAGMA {setting}").fetchall()
         db.create_function("warmth", 2, self._warmth, deterministic=True)
         db.execute("BEGIN IMMEDIATE")  # two processes may find the file empty
         with db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            if tables - {"bound", "credit"}:
-                raise FileExistsError(f"{self._path} holds something else; set memory.aging_persist_dir elsewhere")
-            if not tables:
+            if not _tables(db):
                 if was_there:
                     log.warning("%s is empty; credit starts cold", self._path)
                 for statement in _SCHEMA:
@@ -183,6 +187,10 @@ class CreditFile:
         """Orders credits as their weights at any one time would; what cannot be a weight comes first."""
         is_sound = isinstance(weight, float) and isinstance(at, float) and weight > 0
         return math.log2(weight) + at / self._half_life if is_sound else -math.inf
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> object:

@@ -205,6 +205,10 @@ def test_a_database_of_someone_else_is_left_alone(path: Path) -> None:
         db.execute("CREATE TABLE prefixes (name TEXT)")
     db.close()
     before = path.read_bytes()
+    file = open_file(path)
     with pytest.raises(FileExistsError, match="aging_persist_dir"):
-        open_file(path).read()
+        file.read()
+    with pytest.raises(FileExistsError, match="aging_persist_dir"):
+        file.write([stored(1)])
     assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
