@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from litellm_exllamav3.section import (
+    PAGE_TOKENS,
     ConfigPath,
     Count,
     CountOrOff,
@@ -145,7 +146,11 @@ class MemorySection(Section):
         "beside the captured heads, as long as the model, its tokenizer and the cache's layout stay the same.",
     )
     aging_prefix_min_tokens: Count = Field(default=512, description="Shortest prefix that is recorded, in tokens.")
-    aging_prefix_max_tokens: Count = Field(default=32768, description="Longest prefix that is recorded, in tokens.")
+    aging_prefix_max_tokens: Count = Field(
+        default=32768,
+        validate_default=True,  # against a shortest one that is longer
+        description="Longest prefix that is recorded, in tokens.",
+    )
     aging_prefix_max_entries: Count = Field(
         default=64, description="Most prefixes that are recorded, and kept in the store."
     )
@@ -190,6 +195,12 @@ class MemorySection(Section):
         shortest = info.data.get("aging_prefix_min_tokens")
         if shortest is not None and value < shortest:
             raise ValueError(f"is smaller than aging_prefix_min_tokens ({shortest})")
+        longest = value // PAGE_TOKENS * PAGE_TOKENS
+        if shortest is not None and longest < shortest:
+            raise ValueError(
+                f"leaves no prefix to record: {longest} tokens in whole pages of {PAGE_TOKENS}, and "
+                f"aging_prefix_min_tokens is {shortest}"
+            )
         return value
 
     @model_validator(mode="after")

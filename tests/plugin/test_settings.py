@@ -114,6 +114,12 @@ def test_a_length_of_minus_one_is_the_models_own() -> None:
         ("memory", {"aging_half_life_hours": 0.1}, "aging_half_life_hours: no effect without aging_lfu"),
         ("memory", {"aging_capture_prefixes": True}, "aging_capture_prefixes: no effect without aging_lfu"),
         ("memory", {"aging_lfu": True, "aging_prefix_max_tokens": 8}, "smaller than aging_prefix_min_tokens"),
+        ("memory", {"aging_lfu": True, "aging_prefix_min_tokens": 40000}, "smaller than aging_prefix_min_tokens"),
+        (
+            "memory",
+            {"aging_lfu": True, "aging_prefix_min_tokens": 600, "aging_prefix_max_tokens": 700},
+            "leaves no prefix to record: 512 tokens",
+        ),
         ("memory", {"recurrent_checkpoint_interval": 300}, "multiple of 256"),
         ("draft_model", {"draft_mode": "model"}, "needs draft_model_dir"),
         ("lora", {"loras": [{"name": "a"}]}, "need lora_dir"),
