@@ -18,6 +18,7 @@ from typing import Any
 from exllamav3_adapters.chat_messages import PlainMessage, plain_json, plain_messages, plain_tools
 from exllamav3_adapters.chat_template import ChatTemplate
 from exllamav3_adapters.contract import Chat, Head, Prompt
+from exllamav3_adapters.conversation_tokens import ConversationTokens
 from exllamav3_adapters.dialect_trials import find_dialect
 from exllamav3_adapters.errors import InvalidRequest
 from exllamav3_adapters.template_dialect import Dialect, adapt, count_leading_systems
@@ -61,6 +62,8 @@ class ChatRenderer:
     writes that itself, or means that there is none, whatever the tokenizer's `add_bos_token` says (transformers and
     the engines that follow it do the same, so this is what the model was trained on). `now` is the clock that
     templates read; one call reads it once.
+
+    `conversations` is told of the answers; a prompt that goes on from one keeps its tokens.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class ChatRenderer:
         self._special_tokens = dict(special_tokens)
         self._encode_text = encode
         self._now = now
+        self.conversations = ConversationTokens()
         self._heads: OrderedDict[bytes, _CachedHead] = OrderedDict()
         self._dialects: dict[CompiledTemplate, Dialect] = {}
         for compiled in filter(None, (template.default, template.tool_use)):
@@ -99,7 +103,7 @@ class ChatRenderer:
         if not plain.messages:
             raise InvalidRequest("messages is empty; send at least one message", "messages")
         now = self._now()
-        token_ids = self.encode(self._render(plain, now).text)
+        token_ids = self._encode_prompt(self._render(plain, now).text)
         lead = plain.messages[: count_leading_systems(plain.messages)]
         try:
             head = self._head(_PlainChat(messages=lead, tools=plain.tools, variables=plain.variables), now)
@@ -122,17 +126,18 @@ class ChatRenderer:
         """The chat as text, before it is cut into tokens. Raises as `render` does."""
         return self._render(_plain_chat(chat), self._now()).text
 
+    def tokenize(self, text: str) -> Prompt:
+        """Plain text as a prompt, special tokens recognised, nothing added. Raises `InvalidRequest` for no Unicode."""
+        return Prompt(token_ids=self._encode_prompt(text))
+
     def encode(self, text: str) -> tuple[int, ...]:
-        """Plain text in tokens, special tokens recognised, nothing added. Raises `InvalidRequest` for no Unicode."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(
-                "the text holds half of a surrogate pair (JSON's \\ud83d and the like), which no character is; send "
-                "whole characters",
-                "messages",
-            ) from None
+        """As the tokenizer cuts the text, whatever was generated. Raises as `tokenize` does."""
+        _check_unicode(text)
         return tuple(self._encode_text(text))
+
+    def _encode_prompt(self, text: str) -> tuple[int, ...]:
+        _check_unicode(text)
+        return self.conversations.encode(text, self._encode_text)
 
     def _head(self, head: _PlainChat, now: datetime) -> tuple[int, ...]:
         key = _digest(head)
@@ -185,6 +190,17 @@ class ChatRenderer:
                 f"({self._template.origin})",
                 "messages",
             ) from None
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "the text holds half of a surrogate pair (JSON's \\ud83d and the like), which no character is; send "
+            "whole characters",
+            "messages",
+        ) from None
 
 
 def _plain_chat(chat: Chat) -> _PlainChat:

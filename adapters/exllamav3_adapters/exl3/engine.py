@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,7 @@ class Exl3Engine:
             pin_max_fraction=settings.memory.pin_max_fraction,
             make_aging=self._make_aging(settings) if aging_is_ours(settings, Generator) else None,
             keeps_frontiers=frontiers_are_ours(settings, Generator),
+            on_answered=self._keep_tokens,
         )
         self._scheduler.start()
 
@@ -111,7 +113,7 @@ class Exl3Engine:
         return await self._on_render_thread(lambda: self._renderer.render_head(head))
 
     async def tokenize(self, text: str) -> Prompt:
-        return await self._on_render_thread(lambda: Prompt(token_ids=tuple(self._renderer.encode(text))))
+        return await self._on_render_thread(lambda: self._renderer.tokenize(text))
 
     def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
         request = self._request(prompt, params, retain=retain)
@@ -136,6 +138,7 @@ class Exl3Engine:
         return await self._scheduler.stored_prefixes(written_after)
 
     async def forget(self, prompt: Prompt) -> int:
+        await self._on_render_thread(lambda: self._renderer.conversations.forget(prompt.token_ids))
         return await self._scheduler.forget(prompt.token_ids)
 
     async def stats(self) -> EngineStats:
@@ -196,6 +199,21 @@ class Exl3Engine:
             request.loop.call_soon_threadsafe(request.stream.fail, error)
         else:
             self._scheduler.submit(request)
+
+    def _keep_tokens(self, request: Request, broken: bool) -> None:
+        """On the scheduler's thread. Nothing that is rendered once the reader has the end can come before it."""
+        with contextlib.suppress(RuntimeError):  # the engine is closed
+            self._render_thread.submit(self._remember, request, broken)
+
+    def _remember(self, request: Request, broken: bool) -> None:
+        conversations = self._renderer.conversations
+        try:
+            if request.retain:
+                conversations.remember(request.prompt.token_ids, request.sent.pieces, broken=broken)
+            else:
+                conversations.discard(request.prompt.token_ids)
+        except Exception:
+            log.exception("the tokens of an answer are not remembered")
 
     def _check_open(self) -> None:
         if self._closed:

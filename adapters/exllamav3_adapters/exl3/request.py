@@ -8,6 +8,7 @@ from typing import Any
 
 from exllamav3_adapters.contract import GenerationParams, Prompt, TokenLogprob
 from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.exl3.sent_tokens import SentTokens
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +37,7 @@ class Request:
     """Prompt tokens computed by attempts that had to yield (background only)."""
     held_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of tokens whose text is empty or still held back."""
+    sent: SentTokens = field(default_factory=SentTokens)
 
     @property
     def counts(self) -> bool:

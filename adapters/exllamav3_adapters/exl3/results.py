@@ -82,14 +82,14 @@ def _finished(request: Request, result: dict[str, Any]) -> list[Finished]:
 def _text(request: Request, result: dict[str, Any], id_to_piece: list[str]) -> list[Text]:
     if request.params.top_logprobs is not None and "token_probs" in result:
         request.held_logprobs += _logprobs(result, id_to_piece)
-    text = _released_text(result)
+    text = released_text(result)
     if not text:
         return []
     logprobs, request.held_logprobs = tuple(request.held_logprobs), []
     return [Text(text=text, logprobs=logprobs)]
 
 
-def _released_text(result: dict[str, Any]) -> str:
+def released_text(result: dict[str, Any]) -> str:
     """The text that a result adds to the answer. At the end exllamav3 1.6.5 gives too little or too much."""
     text: str = result.get("text", "")
     match result.get("eos_reason"):

@@ -21,7 +21,7 @@ from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.exl3.page_chain import as_tensor
 from exllamav3_adapters.exl3.pins import PinnedPages
 from exllamav3_adapters.exl3.request import Request
-from exllamav3_adapters.exl3.results import events_of, failure_of
+from exllamav3_adapters.exl3.results import events_of, failure_of, released_text
 from exllamav3_adapters.exl3.sampling import build_sampler
 
 log = logging.getLogger(__name__)
@@ -50,15 +50,19 @@ class Scheduler:
         pin_max_fraction: float,
         make_aging: Callable[[Any], AgingPolicy] | None = None,
         keeps_frontiers: bool = False,
+        on_answered: Callable[[Request, bool], None] = lambda request, broken: None,
     ) -> None:
         """`make_aging` is given the generator; without it the stock order of eviction stays. `keeps_frontiers` is for
-        hybrid models only, and says whether we keep checkpoints inside pages (`checkpoint_cache.py`)."""
+        hybrid models only, and says whether we keep checkpoints inside pages (`checkpoint_cache.py`). `on_answered` is
+        told on the scheduler's thread of each request whose answer has ended, before its reader is, and with True of
+        one that its reader has left."""
         self._make_generator = make_generator
         self._stop_token_ids = stop_token_ids
         self._max_rq_tokens = max_rq_tokens
         self._pin_max_fraction = pin_max_fraction
         self._make_aging = make_aging
         self._keeps_frontiers = keeps_frontiers
+        self._on_answered = on_answered
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._prefills: deque[Request] = deque()
         self._active: set[Request] = set()  # every request that has not ended, prefills included
@@ -148,6 +152,7 @@ class Scheduler:
         try:
             self._generator = self._make_generator()
             self._pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(True)
+            self._answer_pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(False)
             self._checkpoints = self._install_checkpoints()
             self._aging = self._make_aging(self._generator) if self._make_aging is not None else None
             pagetable = self._generator.pagetable
@@ -216,11 +221,19 @@ class Scheduler:
             if request.pin and events and isinstance(events[-1], Prefilled):
                 events[-1] = self._pin(request, events[-1])
             deliveries += [(request, event) for event in events]
+            self._note_sent(request, result)
             if result["eos"]:
                 self._count(request, result)
         if result["eos"]:
             self._active.discard(request)
             self._forgetting.sweep()
+
+    def _note_sent(self, request: Request, result: dict[str, Any]) -> None:
+        if request.background or result["stage"] != "streaming":
+            return
+        request.sent.add(result, released_text(result), self._answer_pieces)
+        if result["eos"]:
+            self._on_answered(request, False)
 
     def _pin(self, request: Request, done: Prefilled) -> Prefilled:
         return Prefilled(
@@ -301,6 +314,8 @@ class Scheduler:
         if request.job is not None:
             request.job.keep_progress()
             self._generator.cancel(request.job)
+        if not request.background:
+            self._on_answered(request, True)
         self._forgetting.sweep()
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
