@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from exllamav3_adapters.contract import Chat, Engine, StoredPrefix
+from exllamav3_adapters.credit_path import drop_credit
 from litellm_exllamav3.backoff import Backoff
 from litellm_exllamav3.capture import Capture, CapturedHead
 from litellm_exllamav3.config_file import load_settings
@@ -110,16 +111,19 @@ class Gateway:
     async def forget(self, model_key: str, digest: str) -> Forgotten | None:
         """Removes a captured head or chain everywhere: store, running replay, every tier of the engine's cache.
 
-        So goes every chain that shares a page with it; all of the model's, where a head's tokens cannot be told. None
-        if there is no such digest. Raises `StoreUnavailable` if the store cannot be written; nothing else was done
-        then.
+        So goes every chain that shares a page with it; all of the model's, where a head's tokens cannot be told, and
+        all credit of its pages where no engine is asked. None if there is no such digest. Raises `StoreUnavailable` if
+        the store cannot be written; nothing else was done then.
         """
         capture = await self._opened_capture()
         if capture is None:
             raise StoreUnavailable("the store is not open; see the log for the reason")
         model = self._models.get(model_key)
         asked = model if model is not None and self._may_hold_pages(model) else None
-        return await Forgetting(model_key, capture, asked).forget(digest)
+        forgotten = await Forgetting(model_key, capture, asked).forget(digest)
+        if forgotten is not None and (asked is None or forgotten.num_pages is None):
+            return await self._without_credit(model_key, forgotten)
+        return forgotten
 
     def begin_stop(self) -> None:
         """To be called at the signal, long before `stop`: ends replays and writes what the store holds back."""
@@ -224,6 +228,18 @@ class Gateway:
         if self._opening is not None:
             await asyncio.wait([self._opening])
         return self._capture
+
+    async def _without_credit(self, model_key: str, forgotten: Forgotten) -> Forgotten:
+        """No engine has taken the hashes of its pages out of the credit that is kept, so none is kept."""
+        settings = self.settings.models.get(model_key)
+        folder = (settings and settings.memory.aging_persist_dir) or self.settings.credits_dir
+        try:
+            if await asyncio.to_thread(drop_credit, folder, model_key):
+                logger.info("model %s: all credit of its pages was removed with what was forgotten", model_key)
+        except OSError as error:
+            reason = f"the credit of its pages cannot be removed ({error.strerror})"
+            return replace(forgotten, num_pages=None, reason=forgotten.reason or reason)
+        return forgotten
 
     def _may_hold_pages(self, model: ServedModel) -> bool:
         """A model that is not loaded holds pages only on disk."""

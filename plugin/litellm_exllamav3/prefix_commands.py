@@ -54,11 +54,11 @@ def forget(
     config: ConfigPath,
     digest: Annotated[str, typer.Argument(help="As `prefixes` shows it; its first digits are enough.")],
 ) -> None:
-    """Remove a kept head or chain for good: from the store, from files moved aside, and from the disk cache.
+    """Remove a kept head or chain for good: from the store, files moved aside, the disk cache and the page credit.
 
     Chains that share a page with it go too. Stop the proxy first: what it has in memory is its own. Where a model has
     a disk cache, it is loaded, since only its tokenizer knows which pages and chains are the head's; without one all
-    chains of the model go with a head.
+    chains of the model go with a head, and all credit of its pages.
     """
     settings = _settings(config)
     asyncio.run(_forget(settings, _whole_digest(digest, asyncio.run(_all_kept(settings)), config)))
@@ -88,7 +88,7 @@ async def _forget(settings: Settings, digest: str) -> None:
         if one is not None and one.num_chains:
             typer.echo(_chains_gone(key, one))
     for reason in [one.reason for one in forgotten.values() if one is not None and one.num_pages is None]:
-        typer.echo(f"it left the store, but its pages may still be in the disk cache: {reason}", err=True)
+        typer.echo(f"it left the store, but its pages may still be in other files: {reason}", err=True)
         raise typer.Exit(1)
     typer.echo(f"forgot {digest}; a proxy that runs meanwhile has it in memory until it is restarted")
 

@@ -134,6 +134,17 @@ def test_without_an_engine_all_chains_go_with_a_head_and_it_is_said(config: Path
     assert pack_tokens(TOKENS[:32]) not in left_on_disk(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["m.credit.db", "m.credit.db.damaged"])
+def test_without_an_engine_the_hashes_of_pages_go_with_the_credit(config: Path, tmp_path: Path, name: str) -> None:
+    keep_one_chain(config)
+    folder = tmp_path / "state" / "credits"
+    folder.mkdir()
+    for one in (name, "other.credit.db"):
+        (folder / one).write_bytes(bytes.fromhex("c" * 32))
+    assert run("forget", config, "cccc").exit_code == 0
+    assert [one.name for one in folder.iterdir()] == ["other.credit.db"]
+
+
 def test_a_list_applies_the_models_own_bound_on_chains(config: Path) -> None:
     config.write_text(CONFIG + "      memory: {aging_lfu: true, aging_prefix_max_entries: 100}\n")
     for number in range(70):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from exllamav3.constants import PAGE_SIZE
 
 from exllamav3_adapters.contract import StoredPrefix
+from exllamav3_adapters.credit_path import credit_path
 from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions
 from exllamav3_adapters.exl3.aging_pagetable import install_aging
 from exllamav3_adapters.exl3.credit_file import CreditFile, StoredCredit
@@ -66,7 +65,7 @@ class AgingPolicy:
         self._writer: CreditWriter | None = None
         if memory.aging_persist_dir is not None:
             file = CreditFile(
-                Path(memory.aging_persist_dir) / f"{quote(settings.model_key, safe='')}.db",
+                credit_path(memory.aging_persist_dir, settings.model_key),
                 fingerprint=cache_fingerprint,
                 half_life_seconds=half_life_seconds,
                 max_entries=max_entries,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from exllamav3_adapters.credit_path import damaged_path, journal_path
 from exllamav3_adapters.policies.aging_credit import PageCredit
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class CreditFile:
     def __init__(self, path: Path, *, fingerprint: str, half_life_seconds: float, max_entries: int) -> None:
         """`half_life_seconds` tells which pages are the coldest, once there are more than `max_entries`."""
         self._path = path
-        self._aside = path.with_name(f"{path.name}.damaged")
+        self._aside = damaged_path(path)
         self._fingerprint = fingerprint
         self._half_life = half_life_seconds
         self._max_entries = max_entries
@@ -93,7 +94,7 @@ class CreditFile:
             if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _REFUSALS:
                 raise
             self._path.replace(self._aside)
-            self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)
+            journal_path(self._path).unlink(missing_ok=True)
             log.warning("%s is damaged (%s), and is now %s; credit starts cold", self._path, error, self._aside.name)
             return action(self._open())
 

@@ -66,14 +66,14 @@ async def test_credit_is_back_after_a_restart(load: Load, tmp_path: Path) -> Non
     second = await load(kept_in(tmp_path))
     assert weight(second) == pytest.approx(2.0, rel=0.02)
     assert (await second.stats()).counters["credit_entries"] == 2
-    assert names_in(tmp_path) == ["tiny.db"]
+    assert names_in(tmp_path) == ["tiny.credit.db"]
 
 
 async def test_it_has_decayed_by_the_time_that_passed_with_the_half_life_of_now(load: Load, tmp_path: Path) -> None:
     first = await load(kept_in(tmp_path))
     await make_hot(first)
     await first.close()
-    with sqlite3.connect(tmp_path / "tiny.db") as db:
+    with sqlite3.connect(tmp_path / "tiny.credit.db") as db:
         db.execute("UPDATE credit SET at = at - 7200")
     db.close()
     second = await load(kept_in(tmp_path, aging_half_life_hours=2.0))
@@ -136,7 +136,7 @@ async def test_a_model_name_with_a_slash_is_one_file(tiny_folder: Path, tmp_path
     )
     engine = await find_engine("cpu").load(settings, lambda progress: None)
     await engine.close()
-    assert names_in(tmp_path) == ["credit", "..%2Fa%2Fb.db"]
+    assert names_in(tmp_path) == ["credit", "..%2Fa%2Fb.credit.db"]
 
 
 @pytest.mark.full
