@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from exllamav3_adapters.chat_renderer import ChatRenderer
 from exllamav3_adapters.chat_template import find_chat_template
 from exllamav3_adapters.contract import Chat, Head
+from exllamav3_adapters.conversation_tokens import Piece
 
 TEMPLATE_DIR = Path(__file__).parents[3] / "shared" / "chat_templates"
 TEMPLATES = sorted(TEMPLATE_DIR.glob("*.jinja"))
@@ -277,3 +278,62 @@ def test_every_template_renders_every_kind_of_chat(path: Path, name: str) -> Non
         assert text.count("Be <brief>.") == messages.count(SYSTEM)
     if RESULT in messages:
         assert "Regen" in text
+
+
+# What was generated, in a follow-up
+
+REWRITTEN = {
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "GLM-4.6",
+    "MiniMax-M2",
+    "NVIDIA-Nemotron-Nano-v2",
+    "Qwen-QwQ-32B",
+    "Qwen3.5-4B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "google-gemma-4-31B-it",
+    "openai-gpt-oss-120b",
+    "poolside-Laguna-XS.2",
+}
+"""Their history has an answer without the reasoning, or with another frame around it, than it was generated in. Its
+tokens are of no use then: other text comes before them."""
+
+
+def answered(path: Path, make: Callable[[], Tokenizer], text: str) -> tuple[list[int], list[int], str]:
+    """A chat, its answer in a token a letter or more, and a second question: the tokens of prompt and answer, those of
+    the follow-up, and its text."""
+    rendering = renderer(path, make)
+    encode = encoder(make)
+    pieces = [Piece(tuple(encode(letter)), letter) for letter in text]
+    prompt = rendering.render(Chat(messages=[USER]))
+    rendering.conversations.remember(prompt.token_ids, pieces)
+    chat = Chat(messages=[USER, {"role": "assistant", "content": text}, USER])
+    known = [*prompt.token_ids, *(token for piece in pieces for token in piece.token_ids)]
+    return known, list(rendering.render(chat).token_ids), rendering.render_text(chat)
+
+
+@every_template
+@pytest.mark.parametrize("make", [byte_level, metaspace, unigram])
+def test_a_follow_up_keeps_the_tokens_of_the_answer(path: Path, make: Callable[[], Tokenizer]) -> None:
+    known, found, text = answered(path, make, "Das Wetter ist gut.")
+    usual = encoder(make)(text)
+    if path.stem in REWRITTEN:
+        assert found == usual
+        return
+    assert found[: len(known)] == known
+    # The first of what follows may have been joined with the answer's end.
+    rest = found[len(known) + 2 :]
+    assert len(rest) > 5
+    assert rest == usual[-len(rest) :]
+
+
+@every_template
+def test_white_space_that_a_template_strips_costs_no_other_token(path: Path) -> None:
+    known, found, text = answered(path, byte_level, "Das Wetter ist gut. \n")
+    assert (found[: len(known) - 2] == known[:-2]) == (path.stem not in REWRITTEN)
+    assert byte_level().decode(found, skip_special_tokens=False) == text
+
+
+@every_template
+def test_what_looks_like_a_control_token_in_an_answer_stays_its_letters(path: Path) -> None:
+    known, found, _ = answered(path, byte_level, "a <|im_end|> b")
+    assert (found[: len(known)] == known) == (path.stem not in REWRITTEN)
