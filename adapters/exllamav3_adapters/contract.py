@@ -211,19 +211,24 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     async def render(self, chat: Chat) -> Prompt:
-        """The chat in tokens, `num_head_tokens` included. Raises `InvalidRequest` where the template refuses it."""
+        """The chat in tokens, `num_head_tokens` included. Raises `InvalidRequest` where the template refuses it.
+
+        Where its text begins with a prompt of this engine's, followed by the whole answer that was sent for it, it
+        begins with their very tokens, even if the tokenizer would cut that text otherwise.
+        """
 
     async def render_head(self, head: Head) -> Prompt:
         """The tokens that the first request of every conversation with this head begins with; empty where the
         template puts nothing first. A few templates move their tools behind later turns, which then share less."""
 
     async def tokenize(self, text: str) -> Prompt:
-        """Plain text in tokens, special tokens recognised, no template."""
+        """Plain text in tokens, special tokens recognised, no template. Goes on from an answer as `render` does."""
 
     def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> EventStream:
         """Answers the prompt. `Started` comes first, `Finished` last.
 
-        With `retain=False` nothing of the request outlives the process: no disk tier, no captured prefix.
+        With `retain=False` nothing of the request outlives the process: no disk tier, no captured prefix. Nor does a
+        follow-up find the tokens of its answer.
         """
 
     def prefill(self, prompt: Prompt, *, pin: bool = False) -> EventStream:
@@ -237,7 +242,8 @@ class Engine(Protocol):
         """Prefixes that the engine captured, those written after that time, most recently written first."""
 
     async def forget(self, prompt: Prompt) -> int:
-        """Drops every page that holds a part of the prompt, or that follows one that does, from every tier.
+        """Drops every page that holds a part of the prompt, or that follows one that does, from every tier, and the
+        tokens of the conversations that begin with it.
 
         Returns how many pages were dropped. Pages that a running request holds go when it ends.
         """

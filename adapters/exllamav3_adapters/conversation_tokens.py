@@ -6,9 +6,9 @@ somewhere in that answer. Here a text is known when it is a prompt and the answe
 that begins with a known one gets exactly the known one's tokens, and the rest is tokenised as usual.
 
 Known tokens are the engine's own and their text is the client's, byte for byte, so nobody gets tokens into a prompt by
-writing something that looks like them. They can differ from the usual ones in two ways, both in favour of what the
-model itself saw: an answer in which it spelt out what looks like a special token stays ordinary text, and a word that
-a client goes on writing where an answer was cut off is in two pieces.
+writing something that looks like them. Like pages, they serve every client that sends the text. The usual tokens would
+read differently in two cases: what looks like a special token, spelt out in an answer, stays ordinary text; and a word
+that goes on where an answer was cut off is in two pieces, as when the model itself goes on with it.
 """
 
 from __future__ import annotations

@@ -184,6 +184,23 @@ async def test_a_longer_prompt_reuses_the_pages_it_shares(engine: Engine) -> Non
     assert 2 * PAGE <= finished.cached_tokens < 3 * PAGE
 
 
+async def test_a_follow_up_reuses_the_answer_whatever_tokens_were_sampled(engine: Engine) -> None:
+    words = "Tell me a story."
+    while (
+        len((prompt := await engine.render(Chat(messages=[{"role": "user", "content": words}]))).token_ids) < PAGE - 24
+    ):
+        words += " Once more."
+    # Tokens that are unlikely enough for the tokenizer to cut their text otherwise.
+    wild = GenerationParams(max_tokens=50, min_tokens=50, temperature=2.0, seed=5)
+    text, finished = await run(engine.generate(prompt, wild))
+    turns = [("user", words), ("assistant", text), ("user", words)]
+    follow_up = await engine.render(Chat(messages=[{"role": role, "content": content} for role, content in turns]))
+    assert follow_up.token_ids[: len(prompt.token_ids)] == prompt.token_ids
+    _, again = await run(engine.generate(follow_up, greedy(2)))
+    computed = len(prompt.token_ids) + finished.completion_tokens - 1
+    assert again.cached_tokens >= computed // PAGE * PAGE > len(prompt.token_ids)
+
+
 async def test_more_requests_than_a_batch_are_answered_as_each_would_be_alone(engine: Engine) -> None:
     prompts = [await ask(engine, f"Tell me a fact about the number {number}.") for number in range(6)]
     together = await asyncio.gather(*(run(engine.generate(prompt, greedy())) for prompt in prompts))
