@@ -59,7 +59,8 @@ class Forgetting:
         found: set[bytes] = set()
         if (tier := self._generator.cpu_page_cache) is not None:
             for phash, entry in tier.entries.items():
-                if entry["prev_hash"] is None and entry["tokens"] is not None and _begins(entry["tokens"][0], tail):
+                tokens = entry["tokens"]  # shape (1, 256), but (256,) of a page that came back from disk
+                if entry["prev_hash"] is None and tokens is not None and _begins(tokens.flatten(), tail):
                     found.add(phash)
         if (disk := self._generator.disk_page_cache) is not None:
             for phash in [phash for phash, meta in disk.pages.items() if meta["prev_hash"] is None]:

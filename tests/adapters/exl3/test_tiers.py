@@ -118,6 +118,20 @@ async def test_a_prompt_shorter_than_a_page_is_forgotten_on_disk_too(
     assert not files_with(tmp_path, conversation)
 
 
+async def test_a_prompt_shorter_than_a_page_is_forgotten_after_its_page_came_back_from_disk(
+    load: Load, tmp_path: Path
+) -> None:
+    first = await load(disk(tmp_path))
+    conversation = prompt(2 * PAGE + 1)
+    await answer(first.generate(conversation, greedy(1)))
+    await first.close()
+    second = await load(disk(tmp_path))
+    assert await cached_tokens(second, conversation) >= 2 * PAGE
+    await second.forget(Prompt(token_ids=conversation.token_ids[:20]))
+    assert not files_with(tmp_path, conversation)
+    assert await cached_tokens(second, conversation) < 20
+
+
 async def test_what_a_running_request_holds_is_forgotten_when_it_ends(load: Load) -> None:
     engine = await load()
     wanted = prompt(2 * PAGE + 10)
