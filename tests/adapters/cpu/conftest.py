@@ -3,7 +3,7 @@
 # ruff: noqa: E402 - exllamav3 can only be imported after `install`
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,17 @@ def load(folder: Path) -> Loaded:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+def _no_advice() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A tiny model gains nothing from a second thread, and on a busy machine the two wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

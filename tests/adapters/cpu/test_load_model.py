@@ -117,8 +117,8 @@ def test_an_encoder_is_no_language_model(folder: Path) -> None:
 def test_a_hybrid_model_says_which_layers_keep_a_recurrent_state(tmp_path: Path) -> None:
     model = load_model(write_tiny_hybrid(tmp_path / "hybrid"), lambda progress: None)
     assert model.caps == {"recurrent_states": True}
-    assert [site.layer_idx for site in model.get_recurrent_layers()] == [0, 1, 2]
-    assert [site.layer_idx for site in model.get_cache_layers()] == [3]
+    assert [site.layer_idx for site in model.get_recurrent_layers()] == [0, 2]
+    assert [site.layer_idx for site in model.get_cache_layers()] == [1]
 
 
 def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:

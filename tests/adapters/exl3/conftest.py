@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from exllamav3_adapters.cpu.install import install
 
 install()
 
+import torch
 from exllamav3 import Job
 from tiny_model import write_tiny_model
 
@@ -25,6 +26,15 @@ from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.registry import find_engine
 
 Load = Callable[..., Awaitable[Exl3Engine]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A tiny model gains nothing from a second thread, and on a busy machine the two wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -96,8 +96,8 @@ def test_an_answer_is_regenerated_bit_for_bit(start: Start) -> None:
 def test_a_whole_conversation_replays_at_most_a_token_a_turn(start: Start, cold: Any) -> None:
     engine = start()
     sequence, known = tokens(300, 6), 0
-    for turn in range(8):
-        found = engine.ask(sequence, 60 + turn)
+    for turn in range(6):
+        found = engine.ask(sequence, 20 + turn)
         assert found.cached >= known - 1
         known = len(sequence) + len(found.token_ids)
         sequence = [*sequence, *found.token_ids, *tokens(37 * turn + 1, turn)]
@@ -210,10 +210,12 @@ def test_it_goes_when_its_partial_page_has_left_the_tier(start: Start, cold: Any
     engine = start(cache_tokens=4096, sysmem=1)
     first = tokens(1000, 22)
     answer = engine.ask(first, 30).token_ids
-    for seed in range(30, 34):
+    for seed in range(30, 33):
         engine.fill(seed)
     follow_up = [*first, *answer, *tokens(20, 23)]
-    assert_same(engine.ask(follow_up, 20), cold(follow_up, 20))
+    found = engine.ask(follow_up, 20)
+    assert found.cached == 0
+    assert_same(found, cold(follow_up, 20))
 
 
 def test_a_partial_page_leaves_the_tier_with_its_state(start: Start) -> None:
@@ -228,19 +230,19 @@ def test_a_partial_page_leaves_the_tier_with_its_state(start: Start) -> None:
 
 def test_a_long_generation_is_requeued_and_keeps_its_ends(start: Start, cold: Any) -> None:
     engine = start(recurrent_checkpoint_interval=PAGE)
-    first = tokens(200, 24)
-    answer = engine.ask(first, 700, max_rq_tokens=PAGE)
-    assert answer.token_ids == cold(first, 700).token_ids
+    first = tokens(250, 24)
+    answer = engine.ask(first, 330, max_rq_tokens=PAGE)
+    assert answer.token_ids == cold(first, 330).token_ids
     follow_up = [*first, *answer.token_ids, *tokens(20, 25)]
-    assert engine.ask(follow_up, 5).cached == len(first) + 700 - 1
+    assert engine.ask(follow_up, 5).cached == len(first) + 330 - 1
     assert engine.ask([*first, *tokens(5, 26)], 1).cached == len(first) - 1
 
 
 def test_a_requeued_generation_says_what_its_prompt_found(start: Start) -> None:
     engine = start(recurrent_checkpoint_interval=PAGE)
-    first = tokens(200, 27)
+    first = tokens(250, 27)
     engine.ask(first, 3)
-    assert engine.ask(first, 700, max_rq_tokens=PAGE).cached == len(first) - 1
+    assert engine.ask(first, 330, max_rq_tokens=PAGE).cached == len(first) - 1
 
 
 def test_a_banned_string_rewinds_a_run_that_resumed_inside_a_page(start: Start, cold: Any) -> None:
@@ -249,7 +251,7 @@ def test_a_banned_string_rewinds_a_run_that_resumed_inside_a_page(start: Start, 
     answer = engine.ask(first, 10).token_ids
     follow_up = [*first, *answer, *tokens(20, 29)]
     free = cold(follow_up, 60).text
-    banned = next(free[at : at + 2] for at in range(5, 50) if free[at : at + 2].isprintable())
+    banned = next(found for at in range(5, 50) if (found := free[at : at + 2]).isascii() and found.isprintable())
     found = engine.ask(follow_up, 60, banned_strings=[banned])
     assert banned.lower() not in found.text.lower()
     assert found.token_ids == cold(follow_up, 60, banned_strings=[banned]).token_ids
@@ -293,8 +295,8 @@ def test_a_request_that_is_not_retained_leaves_no_checkpoint_inside_a_page(start
 def test_without_system_memory_checkpoints_are_kept_where_pages_end(start: Start, cold: Any) -> None:
     engine = start(sysmem=0)
     first = tokens(1000, 34)
-    answer = engine.ask(first, 2 * PAGE - 1000 % PAGE + 1).token_ids
-    assert engine.ask([*first, *answer, 7], 1).cached == (1000 // PAGE + 2) * PAGE
+    answer = engine.ask(first, PAGE - 1000 % PAGE + 1).token_ids
+    assert engine.ask([*first, *answer, 7], 1).cached == (1000 // PAGE + 1) * PAGE
     assert all(stashed["position"] % PAGE == 0 for stashed in engine.checkpoints.values())
 
 
