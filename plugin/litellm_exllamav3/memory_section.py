@@ -17,7 +17,7 @@ from litellm_exllamav3.section import (
     Fraction,
     NotNegative,
     Pages,
-    Positive,
+    Real,
     Section,
     Whole,
 )
@@ -125,7 +125,12 @@ class MemorySection(Section):
         default=False,
         description="Keep a share of the cache by reuse credit that decays with time, instead of all of it by recency.",
     )
-    aging_half_life_hours: Positive = Field(default=1.0, description="Hours in which credit halves.")
+    aging_half_life_hours: Real = Field(
+        default=1.0,
+        ge=1e-6,  # beyond these bounds a weight is no number any more
+        le=1e6,
+        description="Hours in which credit halves.",
+    )
     aging_share: Fraction = Field(
         default=0.03,
         description="Part of the cache, 0 to 1, that is kept by credit; recency orders the rest. 1: all of it.",

@@ -113,6 +113,8 @@ def test_a_length_of_minus_one_is_the_models_own() -> None:
         ("memory", {"warm_prompts": [{"tools": [{"name": "f"}]}]}, "tool 0 is not of the form"),
         ("memory", {"aging_half_life_hours": 0.1}, "aging_half_life_hours: no effect without aging_lfu"),
         ("memory", {"aging_capture_prefixes": True}, "aging_capture_prefixes: no effect without aging_lfu"),
+        ("memory", {"aging_lfu": True, "aging_half_life_hours": 1e-320}, "greater than or equal to 0.000001"),
+        ("memory", {"aging_lfu": True, "aging_half_life_hours": 1e308}, "less than or equal to 1000000"),
         ("memory", {"aging_lfu": True, "aging_prefix_max_tokens": 8}, "smaller than aging_prefix_min_tokens"),
         ("memory", {"aging_lfu": True, "aging_prefix_min_tokens": 40000}, "smaller than aging_prefix_min_tokens"),
         (
