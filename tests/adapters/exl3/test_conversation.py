@@ -19,7 +19,7 @@ install()
 from exl3_requests import answer
 from tiny_model import write_merging_tokenizer, write_tiny_hybrid, write_tiny_model
 
-from exllamav3_adapters.contract import Chat, GenerationParams, Message, Prompt, Text
+from exllamav3_adapters.contract import Chat, GenerationParams, Grammar, Message, Prompt, Text
 from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.exl3.engine import Exl3Engine
 from exllamav3_adapters.registry import find_engine
@@ -31,6 +31,8 @@ TEMPLATE = (
     "{{ '<|im_start|>assistant\n' }}"
 )
 PAGE = 256
+WORDS = Grammar(kind="regex", source="[a-z .\\n]+")
+"""Text that random weights would seldom write: they also sample control tokens, after which nothing is kept."""
 SYSTEM: Message = {"role": "system", "content": "tea toast site " * 30}
 
 
@@ -121,19 +123,16 @@ def letters(engine: Exl3Engine, text: str) -> tuple[int, ...]:
 
 async def test_sampled_tokens_are_kept_over_many_turns(start: Load) -> None:
     engine = await start()
-    messages, changed = [SYSTEM], 0
+    messages, known, num_unusual = [SYSTEM], 0, 0
     for turn in range(6):
         messages.append(user(f"toast {turn}"))
-        prompt, text, finished = await ask(engine, messages, sampled(150, seed=turn))
-        if turn:
-            computed_before = len(before.token_ids) + completed - 1  # noqa: F821 - of the turn before
-            assert finished.cached_tokens >= computed_before // PAGE * PAGE
-            changed += prompt.token_ids != engine._renderer.encode(
-                engine._renderer.render_text(Chat(messages=messages))
-            )
+        prompt, text, finished = await ask(engine, messages, sampled(150, seed=turn, grammar=WORDS))
+        assert finished.cached_tokens >= (known - 1) // PAGE * PAGE
+        usual = engine._renderer.encode(engine._renderer.render_text(Chat(messages=messages)))
+        num_unusual += prompt.token_ids != usual
         messages.append(said(text))
-        before, completed = prompt, finished.completion_tokens  # noqa: F841
-    assert changed == 5, "random tokens are not what the tokenizer would cut"
+        known = len(prompt.token_ids) + finished.completion_tokens - (finished.reason == "stop")
+    assert num_unusual == 5, "random tokens are not what the tokenizer would cut"
 
 
 async def test_a_hybrid_computes_only_what_is_new(start: Load) -> None:
@@ -142,11 +141,30 @@ async def test_a_hybrid_computes_only_what_is_new(start: Load) -> None:
     messages, known = [SYSTEM], 0
     for turn in range(6):
         messages.append(user(f"toast {turn}"))
-        # No answer of these seeds has a control token in its middle, after which nothing is kept.
-        prompt, text, finished = await ask(engine, messages, sampled(50, seed=70 + turn))
+        prompt, text, finished = await ask(engine, messages, sampled(50, seed=turn, grammar=WORDS))
         assert finished.cached_tokens >= known - 1
         messages.append(said(text))
         known = len(prompt.token_ids) + finished.completion_tokens - (finished.reason == "stop")
+
+
+@pytest.mark.parametrize(
+    ("words", "params", "num_sent"),
+    [
+        ("toast</s>more", {"stop": ("</s>",)}, 5),
+        ("toast \U0001f600", {"max_tokens": 8}, 8),
+        ("toast\x02", {}, 5),
+        ("toast is easy " * 30, {}, 420),
+    ],
+    ids=["stop string", "broken character", "end of turn", "requeued"],
+)
+async def test_a_hybrid_resumes_at_the_end_of_what_was_sent(
+    start: Load, forced: Any, words: str, params: dict[str, Any], num_sent: int
+) -> None:
+    engine = await start("hybrid", MemoryOptions(sysmem_kv_cache=64), recurrent_frontier_checkpoints=True)
+    forced(tuple(2 if letter == "\x02" else token for letter in words for token in engine._renderer.encode(letter)))
+    prompt, text, _ = await ask(engine, [user("tea?")], sampled(**({"max_tokens": len(words)} | params)))
+    _, _, finished = await ask(engine, [user("tea?"), said(text), user("more")], sampled(1))
+    assert finished.cached_tokens >= len(prompt.token_ids) + num_sent - 1
 
 
 async def test_an_answer_in_unusual_tokens_keeps_them(start: Load, forced: Any) -> None:
