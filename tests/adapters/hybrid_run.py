@@ -9,7 +9,9 @@ import torch
 from exllamav3 import Generator, GreedySampler
 
 from exllamav3_adapters.cpu.model import CpuModel, make_cache
-from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache, install_checkpoints
+from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache
+from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
+from exllamav3_adapters.exl3.checkpoint_install import install_checkpoints
 from exllamav3_adapters.exl3.recurrent_job import RecurrentJob
 
 MEBIBYTE = 2**20
@@ -55,7 +57,7 @@ class Run:
 
 
 class HybridRun:
-    """A generator with its own cache. `frontiers` is the option, `sysmem` the tier's MiB."""
+    """A generator with its own cache. `frontiers` and `eviction` are the options, `sysmem` the tier's MiB."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class HybridRun:
         frontiers: bool = True,
         sysmem: int = 64,
         cache_tokens: int = 8192,
+        eviction: CheckpointEviction | None = None,
         **options: Any,
     ) -> None:
         self.cache = make_cache(model, cache_tokens)
@@ -75,7 +78,9 @@ class HybridRun:
             cpu_cache_size=sysmem * MEBIBYTE,
             **({"max_chunk_size": 256} | options),
         )
-        self.checkpoints: CheckpointCache = install_checkpoints(self.generator, keeps_frontiers=frontiers)
+        self.checkpoints: CheckpointCache = install_checkpoints(
+            self.generator, keeps_frontiers=frontiers, eviction=eviction
+        )
 
     def job(
         self,

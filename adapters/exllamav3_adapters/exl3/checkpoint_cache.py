@@ -1,4 +1,4 @@
-"""exllamav3's cache of recurrent checkpoints, with checkpoints at any position.
+"""exllamav3's cache of recurrent checkpoints, with checkpoints at any position and another order of eviction.
 
 exllamav3 1.6.5 keeps a state under the hash of the page that it follows, so only where a page ends. A frontier
 checkpoint lies inside a page. Its key is the hash of the page's first tokens, chained like a full page's, and the
@@ -8,7 +8,6 @@ partial page itself is an entry of the system-memory tier under that key, whose 
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,16 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from exllamav3 import Generator, Job
 from exllamav3.cache.recurrent import RecurrentCache
 from exllamav3.constants import PAGE_SIZE
-from exllamav3.generator.cpu_cache import CPUPageCache
-from exllamav3.generator.pagetable import PageTable, is_content_hash, tensor_hash_checksum
+from exllamav3.generator.pagetable import is_content_hash, tensor_hash_checksum
 
-from exllamav3_adapters.errors import LoadFailed
+from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
+from exllamav3_adapters.exl3.checkpoint_places import CheckpointPlaces
 from exllamav3_adapters.exl3.frontier_index import Frontier, FrontierIndex
-
-OPTION = "recurrent_frontier_checkpoints"
+from exllamav3_adapters.exl3.page_chain import as_tensor
+from exllamav3_adapters.exl3.page_chain import page_hashes as hashes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,8 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
     keeps_frontiers: bool
     """The option. Without a system-memory tier it is carried out where pages end, and nowhere else."""
     frontiers: FrontierIndex
+    eviction: CheckpointEviction | None
+    """None: exllamav3's own order, the least recently used first."""
     hits: Counter[str]
     """Requests that resumed, by the kind of checkpoint: `frontier` or `page`."""
     num_tokens_resumed: int
@@ -54,10 +54,13 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
     num_forgotten: int
     _tier: Any
     _target: Frontier | None
+    _places: CheckpointPlaces
 
-    def adopt(self, tier: Any, *, keeps_frontiers: bool) -> None:
+    def adopt(self, tier: Any, *, keeps_frontiers: bool, eviction: CheckpointEviction | None) -> None:
         self.keeps_frontiers = keeps_frontiers
         self.frontiers = FrontierIndex()
+        self.eviction = eviction
+        self._places = CheckpointPlaces(self.pagetable, self.frontiers)
         self.hits = Counter()
         self.num_tokens_resumed = self.num_tokens_replayed = self.num_forgotten = 0
         self._tier = tier if keeps_frontiers else None
@@ -73,6 +76,7 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
         """`state` is a `PairedState`, or the stash of one, at the end of this page."""
         if is_content_hash(phash):
             self._keep(phash, state, persist=True)
+            self._use(phash)
         else:
             self.discard(state)
 
@@ -90,6 +94,7 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
         partial = PartialPage(key, anchor, page.page_index, sequence, page.persistable)
         self._tier.store(partial, self.pagetable.access_serial, {anchor} if anchor is not None else None)
         self.frontiers.add(Frontier(key, anchor, tokens.shape[1]))
+        self._use(key)
 
     def discard(self, state: Any) -> None:
         """Gives a stash's buffers back. A live state stays its job's."""
@@ -157,6 +162,67 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
         needed = 0 if anchor is None else page_hashes.index(anchor) + 1
         return max(num_pages_restored or 0, needed), {*(protected or ()), self._target.key}
 
+    @contextmanager
+    def timing(self, sequence: Any) -> Iterator[None]:
+        """Meanwhile a chunk of the sequence is prefilled, and nothing else."""
+        times = self.eviction.times if self.eviction is not None else None
+        if times is None:
+            yield
+            return
+        start, began = sequence.kv_position, times.now()
+        yield
+        times.add(start, sequence.kv_position - start, times.now() - began)
+
+    def pin(self, token_ids: tuple[int, ...], num_tokens: int) -> None:
+        """The pages of the first `num_tokens` of a prefix are pinned: its deepest checkpoint on them goes last."""
+        if self.eviction is None:
+            return
+        hashes, tokens = hashes_of(token_ids[:num_tokens]), as_tensor(token_ids[:num_tokens])
+        inside = {position: frontier.key for position, frontier in self.prefixes(hashes, tokens)}
+        positions = inside | {PAGE_SIZE * index: phash for index, phash in enumerate(hashes, start=1)}
+        kept = [position for position, key in positions.items() if key in self]
+        if kept:
+            self.eviction.pin(token_ids, positions[max(kept)])
+
+    def unpin(self, token_ids: tuple[int, ...]) -> None:
+        if self.eviction is not None:
+            self.eviction.unpin(token_ids)
+
+    # --- what exllamav3 calls, told to the order of eviction ---------------------------------------------------
+
+    def get_stashed(self, key: bytes, default: Any = None) -> Any:
+        stashed = super().get_stashed(key, default)
+        self._use(key)
+        return stashed
+
+    def put(self, key: bytes, state: Any) -> None:
+        super().put(key, state)
+        self._use(key)
+
+    def rekey(self, old_key: bytes, new_key: bytes) -> None:
+        moves = old_key in self and new_key not in self
+        if moves and self.eviction is not None and old_key in self.eviction:
+            self.eviction.rekey(old_key, new_key)
+        places = self._places.up_to(old_key)[:-1] if moves else []  # the page itself is renamed after this
+        super().rekey(old_key, new_key)
+        if moves:
+            self._use(new_key, [*places, new_key])
+
+    def pop(self, key: bytes, *default: Any) -> Any:
+        if self.eviction is not None and key in self.eviction:
+            self.eviction.remove(key)
+        return super().pop(key, *default)
+
+    def popitem(self, last: bool = True) -> tuple[bytes, Any]:
+        """How `RecurrentCache._insert` takes the checkpoint that goes for a new one, with `last=False`."""
+        victim = self.eviction.victim(self) if self.eviction is not None and not last else None
+        if victim is not None:
+            assert self.eviction is not None
+            self.eviction.evict(victim)
+            self.move_to_end(victim, last=False)
+        popped: tuple[bytes, Any] = super().popitem(last)
+        return popped
+
     def prune_stranded(self) -> int:
         pruned: int = super().prune_stranded()
         self._drop_left_partials()
@@ -183,7 +249,16 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
             "checkpoint_evictions_room": self.metrics["stash_evictions"] - stranded,
             "checkpoint_evictions_stranded": stranded + self.metrics["stash_pruned"],
             "checkpoint_evictions_forgotten": self.num_forgotten,
+            **(self.eviction.counters() if self.eviction is not None else {}),
         }
+
+    def _use(self, key: bytes, places: Sequence[bytes] | None = None) -> None:
+        """A checkpoint has come, or is resumed from. `places` where the page table does not know them yet."""
+        if self.eviction is None or key not in self:
+            return
+        if places is None:  # a page that has no final hash yet may have no parent either
+            places = self._places.up_to(key) if is_content_hash(key) else ()
+        self.eviction.use(key, position=self[key]["position"], size=self[key]["checkpoint_size"], places=places)
 
     def _keep(self, key: bytes, state: Any, *, persist: bool) -> None:
         if key in self:
@@ -220,80 +295,3 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
         for key, anchor in anchors.items():
             if states[key] % PAGE_SIZE:
                 self.frontiers.add(Frontier(key, anchor, states[key] % PAGE_SIZE))
-
-
-def install_checkpoints(generator: Any, *, keeps_frontiers: bool) -> CheckpointCache:
-    """Gives the generator's cache of checkpoints frontiers, where they are wanted, and counters, in place.
-
-    Raises LoadFailed where frontiers are wanted and the installed exllamav3, or a draft model, does not allow it.
-    """
-    if keeps_frontiers:
-        _check(generator)
-    cache: CheckpointCache = generator.recurrent_cache
-    cache.__class__ = CheckpointCache
-    cache.adopt(generator.cpu_page_cache, keeps_frontiers=keeps_frontiers)
-    if cache.reaches_into_pages:
-        _claim_for_targets(generator.pagetable, cache)
-    return cache
-
-
-def _claim_for_targets(pagetable: Any, cache: CheckpointCache) -> None:
-    """Bound to the one table and not to its class, which another policy may change too."""
-
-    def allocate_pages(
-        page_hashes: list[bytes],
-        new_unique_pages: int,
-        recurrent_pages: list[int] | None,
-        protected_hashes: set[bytes] | None = None,
-        restore_limit: int | None = None,
-    ) -> Any:
-        restore_limit, protected_hashes = cache.claim(restore_limit, protected_hashes, page_hashes)
-        return type(pagetable).allocate_pages(
-            pagetable, page_hashes, new_unique_pages, recurrent_pages, protected_hashes, restore_limit
-        )
-
-    pagetable.allocate_pages = allocate_pages
-
-
-_EXPECTED_PARAMETERS = {
-    RecurrentCache._insert: ["self", "key", "stashed", "persist", "state"],
-    RecurrentCache._release: ["self", "stashed"],
-    RecurrentCache.get_stashed: ["self", "key", "default"],
-    RecurrentCache.has: ["self", "key"],
-    RecurrentCache.prune_stranded: ["self"],
-    PageTable.allocate_pages: [
-        "self",
-        "page_hashes",
-        "new_unique_pages",
-        "recurrent_pages",
-        "protected_hashes",
-        "restore_limit",
-    ],
-    PageTable.is_resumable: ["self", "phash"],
-    CPUPageCache.store: ["self", "page", "serial", "protect"],
-    CPUPageCache.fetch: ["self", "phash", "page_index", "serial"],
-    CPUPageCache.promote: ["self", "phash", "serial", "protect"],
-    CPUPageCache._busy: ["self", "phash", "e"],
-    Generator.recurrent_state_from_stashed: ["self", "stashed", "position"],
-    Generator.recurrent_checkpoint: ["self"],
-    Job.prefill: ["self", "results", "chunk_size"],
-    Job.allocate_pages: ["self"],
-    Job.deallocate_pages: ["self"],
-    Job.maybe_stash_recurrent: ["self", "cache", "interval"],
-}
-
-
-def _check(generator: Any) -> None:
-    changed = [
-        function.__qualname__
-        for function, expected in _EXPECTED_PARAMETERS.items()
-        if list(inspect.signature(function).parameters) != expected
-    ]
-    if changed or type(generator.recurrent_cache) is not RecurrentCache:
-        misfits = ", ".join(changed) or type(generator.recurrent_cache).__name__
-        raise LoadFailed(
-            f"model.{OPTION} does not fit the installed exllamav3 ({misfits}); install exllamav3 1.6.5 or remove the "
-            "option"
-        )
-    if generator.draft_model is not None:
-        raise LoadFailed(f"model.{OPTION} does not work together with a draft model; remove one of the two")

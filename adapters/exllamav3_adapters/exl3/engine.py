@@ -24,18 +24,22 @@ from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineUnavailable, InvalidRequest
 from exllamav3_adapters.event_stream import QueuedEventStream
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
+from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
 from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
 from exllamav3_adapters.exl3.generator_options import (
     aging_is_ours,
     effective_settings,
     frontiers_are_ours,
+    gds_is_ours,
     generator_options,
     options_without_effect,
 )
+from exllamav3_adapters.exl3.prefill_times import device_clock
 from exllamav3_adapters.exl3.request import Request
 from exllamav3_adapters.exl3.sampling import build_filters
 from exllamav3_adapters.exl3.scheduler import Scheduler
 from exllamav3_adapters.exl3.tiers import check_tiers
+from exllamav3_adapters.policies.prefill_cost import PrefillCost
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -98,6 +102,7 @@ class Exl3Engine:
             pin_max_fraction=settings.memory.pin_max_fraction,
             make_aging=self._make_aging(settings) if aging_is_ours(settings, Generator) else None,
             keeps_frontiers=frontiers_are_ours(settings, Generator),
+            eviction=_make_eviction(settings, loaded.model) if gds_is_ours(settings, Generator) else None,
             on_answered=self._keep_tokens,
         )
         self._scheduler.start()
@@ -230,6 +235,12 @@ class Exl3Engine:
                 f"the thread that renders chats has not answered for {self._render_seconds:g} s; a chat template "
                 "without end, most likely"
             ) from None
+
+
+def _make_eviction(settings: EngineSettings, model: Any) -> CheckpointEviction:
+    coefficients = settings.model.prefill_cost_coefficients
+    cost = None if coefficients is None else PrefillCost(*coefficients)
+    return CheckpointEviction(cost, device_clock(model.output_device))
 
 
 def _warn_of_idle_options(settings: EngineSettings, is_hybrid: bool) -> None:

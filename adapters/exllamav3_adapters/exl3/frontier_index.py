@@ -32,6 +32,9 @@ class FrontierIndex:
     def __iter__(self) -> Iterator[Frontier]:
         return iter(list(self._frontiers.values()))
 
+    def get(self, key: bytes) -> Frontier | None:
+        return self._frontiers.get(key)
+
     def add(self, frontier: Frontier) -> None:
         """Does nothing where it is known."""
         self._frontiers[frontier.key] = frontier

@@ -14,6 +14,8 @@ MEBIBYTE = 1024 * 1024
 AGING = "aging_lfu"
 """exllamav3's pull request names the policy and its options as our settings do, in the same units."""
 FRONTIERS = "recurrent_frontier_checkpoints"
+EVICTION = "recurrent_eviction"
+COST = "prefill_cost_coefficients"
 _DEFAULTS = MemoryOptions()
 
 
@@ -43,10 +45,15 @@ def frontiers_are_ours(settings: EngineSettings, generator_class: Any) -> bool:
     return settings.model.recurrent_frontier_checkpoints and FRONTIERS not in _arguments_of(generator_class)
 
 
+def gds_is_ours(settings: EngineSettings, generator_class: Any) -> bool:
+    """As `aging_is_ours`, for the order of checkpoints. Of no meaning where the model has no recurrent layers."""
+    return settings.model.recurrent_eviction == "gds" and EVICTION not in _arguments_of(generator_class)
+
+
 def options_without_effect(settings: EngineSettings) -> list[str]:
     """Options that are set and that only a model with recurrent layers has a use for."""
     defaults = ModelOptions(model_dir="")
-    names = (FRONTIERS, "recurrent_eviction", "prefill_cost_coefficients")
+    names = (FRONTIERS, EVICTION, COST)
     return [f"model.{name}" for name in names if getattr(settings.model, name) != getattr(defaults, name)]
 
 
@@ -57,6 +64,10 @@ def effective_settings(settings: EngineSettings, generator_class: Any, *, is_hyb
     ours: dict[str, Any] = {"memory.pin_max_fraction": settings.memory.pin_max_fraction}
     if is_hybrid and frontiers_are_ours(settings, generator_class):
         ours[f"model.{FRONTIERS}"] = True
+    if is_hybrid and gds_is_ours(settings, generator_class):
+        coefficients = settings.model.prefill_cost_coefficients
+        ours[f"model.{EVICTION}"] = settings.model.recurrent_eviction
+        ours[f"model.{COST}"] = "measured" if coefficients is None else list(coefficients)
     if aging_is_ours(settings, generator_class):
         ours |= {f"memory.{name}": value for name, value in _aging_options(settings.memory).items()}
     return by_the_engine | {option: f"{value} (ours)" for option, value in ours.items()}
@@ -91,6 +102,10 @@ def _passed_through(settings: EngineSettings, known: Collection[str], is_hybrid:
         )
         if model.recurrent_frontier_checkpoints and FRONTIERS in known:
             options.append((f"model.{FRONTIERS}", FRONTIERS, True))
+        if model.recurrent_eviction == "gds" and EVICTION in known:
+            options.append((f"model.{EVICTION}", EVICTION, model.recurrent_eviction))
+            if model.prefill_cost_coefficients is not None:
+                options.append((f"model.{COST}", COST, list(model.prefill_cost_coefficients)))
     if memory.disk_cache_dir is not None:
         options += [
             ("memory.disk_cache_dir", "disk_cache_dir", memory.disk_cache_dir),

@@ -114,12 +114,17 @@ class RecurrentJob(Job):  # type: ignore[misc]
     # --- prefill -----------------------------------------------------------------------------------------------
 
     def prefill(self, results: list[dict[str, Any]], chunk_size: int | None = None) -> None:
-        sequence = self._sequence
-        if self._checkpoints is None or sequence.prefill_complete:
+        cache, sequence = self._checkpoints, self._sequence
+        if cache is None or sequence.prefill_complete:
             super().prefill(results, chunk_size)
             return
         if self.time_first_prefill is None:
             self.time_first_prefill = time.time()
+        with cache.timing(sequence):
+            self._prefill_chunk(results, chunk_size)
+
+    def _prefill_chunk(self, results: list[dict[str, Any]], chunk_size: int | None) -> None:
+        sequence = self._sequence
         while (end := self._end_within_page()) is not None:
             self._prefill_within_page(end, results)
             self._keep_head()

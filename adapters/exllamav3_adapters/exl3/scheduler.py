@@ -15,7 +15,9 @@ from exllamav3.constants import PAGE_SIZE
 from exllamav3_adapters.contract import EngineStats, Prefilled, StoredPrefix
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
-from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache, install_checkpoints
+from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache
+from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
+from exllamav3_adapters.exl3.checkpoint_install import install_checkpoints
 from exllamav3_adapters.exl3.forgetting import Forgetting
 from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.exl3.page_chain import as_tensor
@@ -50,18 +52,20 @@ class Scheduler:
         pin_max_fraction: float,
         make_aging: Callable[[Any], AgingPolicy] | None = None,
         keeps_frontiers: bool = False,
+        eviction: CheckpointEviction | None = None,
         on_answered: Callable[[Request, bool], None] = lambda request, broken: None,
     ) -> None:
-        """`make_aging` is given the generator; without it the stock order of eviction stays. `keeps_frontiers` is for
-        hybrid models only, and says whether we keep checkpoints inside pages (`checkpoint_cache.py`). `on_answered` is
-        told on the scheduler's thread of each request whose answer has ended, before its reader is, and with True of
-        one that its reader has left."""
+        """`make_aging` is given the generator; without it the stock order of eviction stays. `keeps_frontiers` and
+        `eviction` are for hybrid models only: whether we keep checkpoints inside pages (`checkpoint_cache.py`), and in
+        which order checkpoints go, None for the stock one. `on_answered` is told on the scheduler's thread of each
+        request whose answer has ended, before its reader is, and with True of one that its reader has left."""
         self._make_generator = make_generator
         self._stop_token_ids = stop_token_ids
         self._max_rq_tokens = max_rq_tokens
         self._pin_max_fraction = pin_max_fraction
         self._make_aging = make_aging
         self._keeps_frontiers = keeps_frontiers
+        self._eviction = eviction
         self._on_answered = on_answered
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._prefills: deque[Request] = deque()
@@ -126,7 +130,7 @@ class Scheduler:
         return await self.call(lambda: self._aging.captured(written_after) if self._aging is not None else ())
 
     async def unpin(self, token_ids: tuple[int, ...]) -> None:
-        await self.call(lambda: self._pins.unpin(token_ids))
+        await self.call(lambda: self._unpin(token_ids))
 
     async def close(self) -> None:
         """Ends what runs, lets the generator write what is to be kept, and ends the thread."""
@@ -178,7 +182,7 @@ class Scheduler:
         """None: the model has no recurrent layers."""
         if self._generator.recurrent_cache is None:
             return None
-        return install_checkpoints(self._generator, keeps_frontiers=self._keeps_frontiers)
+        return install_checkpoints(self._generator, keeps_frontiers=self._keeps_frontiers, eviction=self._eviction)
 
     def _take_commands(self) -> bool:
         """Runs what waits; blocks while there is nothing else to do. False: close."""
@@ -236,11 +240,18 @@ class Scheduler:
             self._on_answered(request, False)
 
     def _pin(self, request: Request, done: Prefilled) -> Prefilled:
+        token_ids = request.prompt.token_ids
+        pinned_tokens = self._pins.pin(token_ids)
+        if self._checkpoints is not None:
+            self._checkpoints.pin(token_ids, pinned_tokens)
         return Prefilled(
-            prompt_tokens=done.prompt_tokens,
-            cached_tokens=done.cached_tokens,
-            pinned_tokens=self._pins.pin(request.prompt.token_ids),
+            prompt_tokens=done.prompt_tokens, cached_tokens=done.cached_tokens, pinned_tokens=pinned_tokens
         )
+
+    def _unpin(self, token_ids: tuple[int, ...]) -> None:
+        self._pins.unpin(token_ids)
+        if self._checkpoints is not None:
+            self._checkpoints.unpin(token_ids)
 
     def _count(self, request: Request, result: dict[str, Any]) -> None:
         if request.background:

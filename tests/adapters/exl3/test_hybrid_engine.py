@@ -25,9 +25,14 @@ from tiny_model import write_tiny_hybrid
 from exllamav3_adapters.contract import Prefilled, Prompt
 from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import LoadFailed
-from exllamav3_adapters.exl3.checkpoint_cache import install_checkpoints
+from exllamav3_adapters.exl3.checkpoint_install import install_checkpoints
 from exllamav3_adapters.exl3.engine import Exl3Engine
-from exllamav3_adapters.exl3.generator_options import effective_settings, frontiers_are_ours, generator_options
+from exllamav3_adapters.exl3.generator_options import (
+    effective_settings,
+    frontiers_are_ours,
+    gds_is_ours,
+    generator_options,
+)
 from exllamav3_adapters.registry import find_engine
 
 Load = Callable[..., Awaitable[Exl3Engine]]
@@ -208,6 +213,36 @@ async def test_frontiers_and_aging_work_together(load_hybrid: Load) -> None:
     assert again == first
 
 
+async def test_a_pinned_prefix_resumes_where_it_ends_after_many_dearer_prompts(load_hybrid: Load) -> None:
+    # A MiB holds 85 checkpoints of the tiny model; each prompt leaves two.
+    engine = await load_hybrid(MemoryOptions(sysmem_kv_cache=64, sysmem_recurrent_cache=1), recurrent_eviction="gds")
+    wanted = prompt(300, seed=30)
+    events = [event async for event in engine.prefill(wanted, pin=True)]
+    assert events[-1].pinned_tokens == 300
+    for seed in range(50):
+        await answer(engine.generate(prompt(400, seed=100 + seed), greedy(1)))
+    counters = (await engine.stats()).counters
+    assert counters["checkpoint_evictions_room"] - counters["checkpoint_evictions_stranded"] > 0
+    assert (await prefilled(engine, longer(wanted, 20, seed=31))).cached_tokens == 300
+
+
+async def test_the_cost_of_prefill_is_measured_while_serving(load_hybrid: Load) -> None:
+    engine = await load_hybrid(recurrent_eviction="gds")
+    await answer(engine.generate(prompt(10 * PAGE + 1, seed=32), greedy(1)))
+    counters = (await engine.stats()).counters
+    assert counters["prefill_cost_samples"] == 10
+    assert counters["prefill_cost_d"] > 0
+    assert counters["prefill_cost_e"] >= 0
+    assert engine.info.effective_settings["model.prefill_cost_coefficients"] == "measured (ours)"
+
+
+async def test_without_gds_nothing_is_measured(load_hybrid: Load) -> None:
+    engine = await load_hybrid(prefill_cost_coefficients=(1.0, 0.5))
+    await answer(engine.generate(prompt(2 * PAGE, seed=33), greedy(1)))
+    assert not [name for name in (await engine.stats()).counters if name.startswith("prefill_cost")]
+    assert "model.prefill_cost_coefficients" not in engine.info.effective_settings
+
+
 def settings(**model: Any) -> EngineSettings:
     return EngineSettings(model_key="hybrid", model=ModelOptions(model_dir="x", **model))
 
@@ -231,6 +266,51 @@ def test_the_option_is_left_to_an_engine_that_names_it() -> None:
     assert shown == ["True (ours)", "True (exllamav3)"]
 
 
+class GeneratorWithGds:
+    def __init__(
+        self, max_chunk_size: int, recurrent_cache_size: int, recurrent_eviction: str, **kwargs: Any
+    ) -> None: ...
+
+
+class GeneratorWithCosts:
+    def __init__(
+        self,
+        max_chunk_size: int,
+        recurrent_cache_size: int,
+        recurrent_eviction: str,
+        prefill_cost_coefficients: list[float],
+        **kwargs: Any,
+    ) -> None: ...
+
+
+def test_the_order_of_checkpoints_is_left_to_an_engine_that_names_it() -> None:
+    told = settings(recurrent_eviction="gds", prefill_cost_coefficients=(3.0, 0.5))
+    shown = [
+        [
+            effective_settings(told, generator, is_hybrid=True)[f"model.{name}"]
+            for name in ("recurrent_eviction", "prefill_cost_coefficients")
+        ]
+        for generator in (Generator, GeneratorWithCosts)
+    ]
+    assert shown == [["gds (ours)", "[3.0, 0.5] (ours)"], ["gds (exllamav3)", "[3.0, 0.5] (exllamav3)"]]
+    assert [gds_is_ours(told, generator) for generator in (Generator, GeneratorWithCosts)] == [True, False]
+    assert "recurrent_eviction" not in generator_options(told, Generator, is_hybrid=True)
+    passed = generator_options(told, GeneratorWithCosts, is_hybrid=True)
+    assert (passed["recurrent_eviction"], passed["prefill_cost_coefficients"]) == ("gds", [3.0, 0.5])
+
+
+def test_an_engine_with_an_order_of_its_own_and_no_coefficients_refuses_them() -> None:
+    told = settings(recurrent_eviction="gds", prefill_cost_coefficients=(3.0, 0.5))
+    with pytest.raises(LoadFailed, match=r"model\.prefill_cost_coefficients"):
+        generator_options(told, GeneratorWithGds, is_hybrid=True)
+    assert generator_options(settings(recurrent_eviction="gds"), GeneratorWithGds, is_hybrid=True)
+
+
+def test_the_stock_order_is_named_to_nobody() -> None:
+    assert not gds_is_ours(settings(), Generator)
+    assert "recurrent_eviction" not in generator_options(settings(), GeneratorWithGds, is_hybrid=True)
+
+
 def test_the_size_of_the_cache_of_checkpoints_is_told_for_hybrids_only() -> None:
     assert generator_options(settings(), Generator, is_hybrid=True)["recurrent_cache_size"] == 4096 * 2**20
     assert "recurrent_cache_size" not in generator_options(settings(), Generator)
@@ -240,9 +320,10 @@ async def test_options_for_recurrent_layers_warn_on_a_model_without(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        engine = await load(SYSMEM, recurrent_frontier_checkpoints=True)
+        engine = await load(SYSMEM, recurrent_frontier_checkpoints=True, recurrent_eviction="gds")
     [message] = [record.getMessage() for record in caplog.records if "recurrent" in record.getMessage()]
-    assert "model.recurrent_frontier_checkpoints has no effect" in message
+    assert "model.recurrent_frontier_checkpoints, model.recurrent_eviction has no effect" in message
+    assert "model.recurrent_eviction" not in engine.info.effective_settings
     assert f"model.{FRONTIERS}" not in engine.info.effective_settings
     assert "checkpoints" not in (await engine.stats()).counters
 
