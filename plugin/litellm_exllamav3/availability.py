@@ -22,6 +22,8 @@ class Option:
 
 
 _SERVING = ("cpu", "fake")
+_REAL = ("cpu",)
+"""The fake's model has no recurrent layers."""
 
 OPTIONS: Mapping[str, Option] = {
     "model.model_dir": Option(None, _SERVING),
@@ -43,11 +45,11 @@ OPTIONS: Mapping[str, Option] = {
     "model.moe_cpu_offload": Option(0),
     "model.moe_cpu_split": Option(0),
     "model.vision": Option(False),
-    "model.recurrent_frontier_checkpoints": Option(False),
-    "model.recurrent_eviction": Option("lru"),
-    "model.prefill_cost_coefficients": Option(None),
+    "model.recurrent_frontier_checkpoints": Option(False, _REAL),
+    "model.recurrent_eviction": Option("lru", _REAL),
+    "model.prefill_cost_coefficients": Option(None, _REAL),
     "memory.sysmem_kv_cache": Option(0, _SERVING),
-    "memory.sysmem_recurrent_cache": Option(4096),
+    "memory.sysmem_recurrent_cache": Option(4096, _REAL),
     "memory.disk_cache_dir": Option(None, _SERVING),
     "memory.disk_cache_size": Option(51200, _SERVING),
     "memory.disk_cache_flush_on_idle": Option(True, _SERVING),

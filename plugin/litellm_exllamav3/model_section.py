@@ -124,7 +124,7 @@ class ModelSection(Section):
     prefill_cost_coefficients: tuple[Positive, NotNegative] | None = Field(
         default=None,
         description="`[D, E]`: prefilling from token q to p costs `D*(p-q) + E*(p*p-q*q)`, positions in thousands "
-        "of tokens; only the ratio matters. By default measured while serving.",
+        "of tokens; only the ratio matters. For `recurrent_eviction: gds`; by default measured while serving.",
     )
 
     @field_validator("model_dir")

@@ -142,6 +142,8 @@ class ModelSettings(Section):
                 "model.recurrent_frontier_checkpoints",
                 "with memory.sysmem_kv_cache 0 only page-aligned checkpoints can be kept; give it some MiB",
             )
+        if model.prefill_cost_coefficients is not None and model.recurrent_eviction != "gds":
+            yield "model.prefill_cost_coefficients", "has no effect without model.recurrent_eviction gds"
         if model.gpu_split and "gpu_split_auto" in model.model_fields_set and model.gpu_split_auto:
             yield "model.gpu_split_auto", "has no effect beside gpu_split; remove one of them"
         if capture.max_entries_per_key > capture.max_entries:

@@ -118,10 +118,8 @@ def test_an_unknown_option_is_named_with_the_nearest_valid_one(
 @pytest.mark.parametrize(
     ("section", "option", "value", "remedy"),
     [
-        ("model", "recurrent_frontier_checkpoints", True, "remove it or set it to false"),
-        ("memory", "sysmem_recurrent_cache", 1, "remove it or set it to 4096"),
-        ("model", "recurrent_eviction", "gds", "remove it or set it to lru"),
-        ("model", "prefill_cost_coefficients", [1, 2], "remove it"),
+        ("memory", "recurrent_checkpoint_interval", 512, "remove it"),
+        ("memory", "recurrent_checkpoint_interval_pp", 512, "remove it or set it to 32768"),
         ("model", "cache_mode", "8,8", "remove it or set it to FP16"),
         ("model", "gpu_split", [10, 10], "remove it"),
         ("draft_model", "draft_mode", "ngram", "remove it or set it to disabled"),
@@ -135,9 +133,41 @@ def test_an_option_to_come_fails_the_load(tmp_path: Path, section: str, option: 
 
 
 def test_an_option_to_come_may_have_the_value_it_has_today(tmp_path: Path) -> None:
-    model = served(memory={"sysmem_recurrent_cache": 4096})
+    model = served(memory={"recurrent_checkpoint_interval_pp": 32768})
     model["model"] |= {"cache_mode": "fp16", "gpu_split": [], "vision": "os.environ/VISION"}
     load_settings(write(tmp_path, sound(m=model)), {"VISION": "False"})
+
+
+HYBRID_OPTIONS = {
+    "model": {
+        "recurrent_frontier_checkpoints": True,
+        "recurrent_eviction": "gds",
+        "prefill_cost_coefficients": [1, 0.02],
+    },
+    "memory": {"sysmem_recurrent_cache": 64, "sysmem_kv_cache": 64},
+}
+
+
+def test_every_option_of_hybrid_models_reaches_the_engine(tmp_path: Path) -> None:
+    model = served(memory=HYBRID_OPTIONS["memory"])
+    model["model"] |= HYBRID_OPTIONS["model"]
+    told = load_settings(write(tmp_path, sound(m=model)), {}).engine_settings("m")
+    assert told.model.recurrent_frontier_checkpoints
+    assert told.model.recurrent_eviction == "gds"
+    assert told.model.prefill_cost_coefficients == (1.0, 0.02)
+    assert told.memory.sysmem_recurrent_cache == 64
+
+
+def test_the_fake_has_no_recurrent_state_to_keep(tmp_path: Path) -> None:
+    model = served(engine="fake", memory={"sysmem_recurrent_cache": 64})
+    model["model"] |= HYBRID_OPTIONS["model"]
+    found = faults(write(tmp_path, sound(m=model)))
+    assert set(found) == {
+        "models.m.model.recurrent_frontier_checkpoints",
+        "models.m.model.recurrent_eviction",
+        "models.m.model.prefill_cost_coefficients",
+        "models.m.memory.sysmem_recurrent_cache",
+    }
 
 
 @pytest.mark.parametrize("engine", ["cpu", "fake"])

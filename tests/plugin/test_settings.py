@@ -182,6 +182,7 @@ def test_an_explicitly_disabled_policy_may_keep_its_options_and_warns() -> None:
         ({"memory": {"aging_lfu": True, "aging_share": 0.051}}, "memory.aging_share"),
         ({"memory": {"aging_lfu": True}, "capture": {"enabled": False}}, "memory.aging_lfu"),
         ({"model": {"recurrent_frontier_checkpoints": True}}, "model.recurrent_frontier_checkpoints"),
+        ({"model": {"prefill_cost_coefficients": [1, 0.02]}}, "model.prefill_cost_coefficients"),
         ({"model": {"gpu_split_auto": True, "gpu_split": [8, 8]}}, "model.gpu_split_auto"),
         ({"capture": {"max_entries": 8}}, "capture.max_entries_per_key"),
     ],
@@ -192,7 +193,12 @@ def test_what_is_probably_not_meant_is_warned_about(sections: dict[str, Any], op
 
 def test_a_sensible_config_has_no_warnings() -> None:
     memory = {"aging_lfu": True, "aging_half_life_hours": 1, "aging_share": 0.05, "sysmem_kv_cache": 64}
-    assert list(model(memory=memory, model={"recurrent_frontier_checkpoints": True}).warnings()) == []
+    hybrid = {
+        "recurrent_frontier_checkpoints": True,
+        "recurrent_eviction": "gds",
+        "prefill_cost_coefficients": [1, 0.02],
+    }
+    assert list(model(memory=memory, model=hybrid).warnings()) == []
 
 
 def with_memory(tmp_path: Path, **memory: Any) -> MemoryOptions:
