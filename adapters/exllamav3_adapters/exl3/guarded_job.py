@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable
+from exllamav3_adapters.exl3.pins import PinnedPages
 from exllamav3_adapters.exl3.recurrent_job import RecurrentJob
 from exllamav3_adapters.exl3.request import Request
 
@@ -20,6 +21,12 @@ class GuardedJob(RecurrentJob):
     """Built with a `Request` as its identifier. `__init__` stays exllamav3's: a requeue calls it again."""
 
     fault: Exception | None = None
+    pins: PinnedPages | None = None
+
+    def current_new_pages_required(self) -> int:
+        """The generator starts a job where no more pages than this are held by none."""
+        required: int = super().current_new_pages_required()
+        return required + (self.pins.num_withheld(set(self.all_unique_hashes)) if self.pins is not None else 0)
 
     def note_fault(self, fault: Exception) -> None:
         """The first fault is the cause, later ones are its consequences."""

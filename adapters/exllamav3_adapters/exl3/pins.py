@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from exllamav3.constants import PAGE_SIZE
@@ -15,8 +16,8 @@ class PinnedPages:
     """Pinned pages come last in the page table's eviction order, after everything else that is unreferenced.
 
     They are not held by a reference: a request that needs the whole cache may still take them, or it would wait for
-    ever. At most `limit_pages` are pinned. The stock order is sorted again; an `AgingPageTable` is told instead. Runs
-    on the scheduler's thread.
+    ever. While others run it waits (`num_withheld`). At most `limit_pages` are pinned. The stock order is sorted again;
+    an `AgingPageTable` is told instead. Runs on the scheduler's thread.
     """
 
     def __init__(self, pagetable: Any, limit_pages: int) -> None:
@@ -53,6 +54,14 @@ class PinnedPages:
         """Pinned pages that are in the cache now."""
         pages = (self._pagetable.unreferenced_pages, self._pagetable.referenced_pages)
         return sum(any(phash in table for table in pages) for phash in self._owners)
+
+    def num_withheld(self, own_hashes: Collection[bytes]) -> int:
+        """How many unreferenced pages a request with pages of these hashes must leave alone now: all pinned ones of
+        others, for as long as any request runs that will give pages back."""
+        if not self._pagetable.referenced_pages:
+            return 0
+        unreferenced = self._pagetable.unreferenced_pages
+        return sum(phash in unreferenced and phash not in own_hashes for phash in self._owners)
 
     def _claim(self, phash: bytes, token_ids: tuple[int, ...]) -> bool:
         if phash not in self._owners and len(self._owners) >= self._limit_pages:

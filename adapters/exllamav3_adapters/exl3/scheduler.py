@@ -293,6 +293,7 @@ class Scheduler:
                 identifier=request,
                 max_rq_tokens=self._max_rq_tokens,
             )
+            job.pins = self._pins
             self._generator.enqueue(job)
         except Exception as error:
             self._active.discard(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,31 @@ async def test_a_request_that_needs_the_whole_cache_runs_beside_pins(load: Load)
     await prefilled(engine, prompt(2 * PAGE), pin=True)
     _, finished = await answer(engine.generate(prompt(15 * PAGE + 200, seed=9), greedy(1)))
     assert finished.completion_tokens == 1
+
+
+@pytest.mark.parametrize("aging", [False, True])
+async def test_requests_together_wait_for_each_other_rather_than_take_pins(load: Load, aging: bool) -> None:
+    engine = await load(MemoryOptions(aging_lfu=aging))
+    pinned = prompt(8 * PAGE)
+    await prefilled(engine, pinned, pin=True)
+    prompts = [prompt(5 * PAGE + 100, seed=seed) for seed in (1, 2, 3)]
+    answers = await asyncio.gather(*(answer(engine.generate(wanted, greedy(5))) for wanted in prompts))
+    assert all(finished.completion_tokens == 5 for _, finished in answers)
+    assert (await engine.stats()).cache_tokens_pinned == 8 * PAGE
+
+
+async def test_a_request_that_begins_with_a_pin_runs_beside_others(load: Load) -> None:
+    """Its pinned pages are withheld from the others, not from itself."""
+    engine = await load()
+    pinned = prompt(8 * PAGE)
+    await prefilled(engine, pinned, pin=True)
+    slow = engine.generate(prompt(PAGE, seed=1), greedy(200))
+    await anext(slow)
+    wanted = Prompt(token_ids=(*pinned.token_ids, *prompt(PAGE, seed=2).token_ids))
+    _, finished = await answer(engine.generate(wanted, greedy(1)))
+    assert finished.cached_tokens == 8 * PAGE
+    assert (await engine.stats()).active_requests == 1
+    await slow.aclose()
 
 
 async def test_no_more_is_pinned_than_allowed(load: Load) -> None:
