@@ -15,7 +15,7 @@ from exllamav3_adapters.exl3.frontier_index import FrontierIndex
 class _Link:
     prev_hash: bytes | None
     tokens: torch.Tensor | None
-    """(n,). None where they are on disk only."""
+    """Whatever their shape, first to last. None where they are on disk only."""
 
 
 class CheckpointPlaces:
@@ -43,27 +43,27 @@ class CheckpointPlaces:
     def _link(self, key: bytes) -> _Link | None:
         page = self._pagetable.get_live_page(key)
         if page is not None:
-            return _Link(page.prev_hash, page.sequence[0])
+            return _Link(page.prev_hash, page.sequence)
         tier = self._pagetable.cpu_tier
         if tier is None:
             return None
         if key in tier:
             entry = tier.entries[key]
-            return _Link(entry["prev_hash"], None if entry["tokens"] is None else entry["tokens"].flatten())
+            return _Link(entry["prev_hash"], entry["tokens"])
         if tier.disk_tier is not None and tier.disk_tier.has_page(key):
             return _Link(tier.disk_tier.page_prev_hash(key), None)
         return None
 
     def _inside(self, link: _Link, key: bytes) -> list[bytes]:
         """Frontiers inside the page, or inside the partial page, deepest first."""
-        if link.tokens is None:
+        lengths = self._frontiers.lengths(link.prev_hash)
+        if link.tokens is None or not lengths:
             return []
-        partial = self._frontiers.get(key)
-        num_tokens = len(link.tokens) if partial is None else partial.num_tokens
-        found = []
-        for length in self._frontiers.lengths(link.prev_hash):
-            if length < num_tokens:
-                place = tensor_hash_checksum(link.tokens[:length].contiguous().view(1, -1), link.prev_hash)
-                if place in self._frontiers:
-                    found.append(place)
-        return found
+        tokens, partial = link.tokens.view(1, -1), self._frontiers.get(key)
+        num_tokens = tokens.shape[1] if partial is None else partial.num_tokens
+        return [
+            place
+            for length in lengths
+            if length < num_tokens
+            and (place := tensor_hash_checksum(tokens[:, :length].contiguous(), link.prev_hash)) in self._frontiers
+        ]

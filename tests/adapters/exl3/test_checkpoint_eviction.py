@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from exllamav3_adapters.cpu.install import install
 
 install()
 
+import torch
 from exllamav3 import Tokenizer
 from exllamav3.cache.recurrent import RecurrentCache
 from hybrid_run import HybridRun, tokens
@@ -24,6 +26,7 @@ from exllamav3_adapters.cpu.model import CpuModel, load_model
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
 from exllamav3_adapters.exl3.checkpoint_install import install_checkpoints
+from exllamav3_adapters.exl3.page_chain import page_hashes
 from exllamav3_adapters.policies.prefill_cost import TYPICAL, PrefillCost
 
 PAGE = 256
@@ -188,6 +191,34 @@ def test_frontiers_resume_as_ever_while_checkpoints_go(start: Start) -> None:
     assert len(engine.checkpoints) == len(engine.checkpoints.eviction) == 5
     wanted = start(5, frontiers=False, sysmem=0).ask(sequences[0], 20)
     assert engine.ask(sequences[0], 20).token_ids == wanted.token_ids
+
+
+def tokens_before(engine: HybridRun, sequences: list[list[int]]) -> dict[bytes, tuple[int, ...]]:
+    """Of each checkpoint, from all that was ever asked."""
+    found = {}
+    for sequence in sequences:
+        ids, hashes = torch.tensor([sequence]), page_hashes(tuple(sequence))
+        found |= {phash: tuple(sequence[: PAGE * index]) for index, phash in enumerate(hashes, start=1)}
+        found |= {at.key: tuple(sequence[:position]) for position, at in engine.checkpoints.prefixes(hashes, ids)}
+    return {key: before for key, before in found.items() if key in engine.checkpoints}
+
+
+def test_every_cost_is_that_from_the_deepest_checkpoint_that_its_tokens_extend(start: Start) -> None:
+    engine, source = start(12, eviction=by_cost(), cache_tokens=16384), random.Random(1)
+    order, sequences = engine.checkpoints.eviction, [tokens(200, 0)]
+    for step in range(60):
+        base = source.choice(sequences)
+        begin = source.choice([base, base, base[: len(base) // PAGE * PAGE]])
+        prompt = [*begin, *tokens(source.randrange(1, 300), 1000 + step)]
+        sequences.append([*prompt, *engine.ask(prompt, source.randrange(1, 4)).token_ids])
+        known = tokens_before(engine, sequences)
+        assert len(known) == len(engine.checkpoints) == len(order)
+        for key, before in known.items():
+            others = [
+                len(other) for other in known.values() if len(other) < len(before) and before[: len(other)] == other
+            ]
+            assert order.replay_cost(key) == TYPICAL.normalised().between(max(others, default=0), len(before))
+    assert engine.checkpoints.metrics["stash_evictions"] > 50
 
 
 def test_checkpoints_of_an_earlier_process_take_their_places(start: Start, tmp_path: Path) -> None:
