@@ -93,6 +93,7 @@ class Figure:
 class Report:
     """The figures of one run, and how busy the machine was meanwhile."""
 
+    title: str = "Serving: measured, and what it is held against (number of samples)"
     figures: list[Figure] = field(default_factory=list)
     load_averages: dict[str, float] = field(default_factory=dict)
     """Of the last minute, by when it was read."""
@@ -110,7 +111,7 @@ class Report:
         return [figure for figure in self.figures if figure.met is False]
 
     def table(self) -> Table:
-        table = Table(title="Serving: measured, and what it is held against (number of samples)", show_lines=True)
+        table = Table(title=self.title, show_lines=True)
         for heading in ("figure", "statistic", "measured", "against", "bound", ""):
             table.add_column(heading)
         for figure in self.figures:
