@@ -25,12 +25,17 @@ serve: ready
 	echo "Serving http://127.0.0.1:$(PORT)/v1"; \
 	exec $(BIN)/litellm --config litellm_config.yaml --host 127.0.0.1 --port $(PORT) --num_workers 1
 
+# The first of the three runs is side by side: it loads no real model and starts no proxy.
+UNITS := tests/plugin tests/adapters tests/benchmarks
+
 test: ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m "not full"
+	$(BIN)/pytest -n 2 -m "not full and not model" $(UNITS)
+	$(BIN)/pytest -m "not full and model" $(UNITS)
+	$(BIN)/pytest -m "not full" tests/e2e tests/test_imports.py
 
 test-full: ready
 	$(BIN)/pytest -m full
