@@ -28,11 +28,12 @@ from pathlib import Path
 
 from checkpoint_study.candidates import DEFAULT, Candidate, all_candidates
 from checkpoint_study.prompts import Placement, load_users, prompts_of
-from checkpoint_study.study import SLOTS, Case, Outcome, Requirement, outcomes, requirements
+from checkpoint_study.study import SLOTS, Case, Outcome, outcomes, requirements
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from trace_study.estimates import Estimate
+from trace_study.requirements import Requirement
 
 from exllamav3_adapters.policies.prefill_cost import TYPICAL, PrefillCost
 

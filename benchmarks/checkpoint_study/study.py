@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from trace_study.estimates import Estimate, SessionBootstrap
+from trace_study.requirements import Requirement
 
 from checkpoint_study.candidates import DEFAULT, NO_LIMIT, Candidate
 from checkpoint_study.orders import Lru
@@ -100,17 +101,6 @@ def _outcome(
         recomputed_cost=bootstrap.share(recomputed, cold),
         saved_of_lru=bootstrap.share(base - recomputed, base),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    rule: str
-    value: float
-    bound: float
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.bound
 
 
 def requirements(found: Sequence[Outcome]) -> list[Requirement]:

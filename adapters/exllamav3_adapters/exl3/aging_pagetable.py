@@ -8,7 +8,6 @@ and `defrag`, in `Job.prefill`, `get_input_ids_list`, `hash_completed_page`, `re
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from exllamav3.constants import PAGE_SIZE
 from exllamav3.generator.cpu_cache import CPUPageCache
 from exllamav3.generator.pagetable import CachePage, PageTable, is_content_hash
 
-from exllamav3_adapters.errors import LoadFailed
+from exllamav3_adapters.exl3.engine_signatures import Signatures, changed_functions, misfit
 from exllamav3_adapters.policies.aging_credit import AgingCredit
 from exllamav3_adapters.policies.leaf_order import LeafOrder, VictimClass, credited_pages
 from exllamav3_adapters.policies.page_forest import PageRecord
@@ -227,7 +226,7 @@ def install_aging(generator: Any, *, credit: AgingCredit, share: float, clock: C
     return page_table
 
 
-_EXPECTED_PARAMETERS = {
+_EXPECTED_PARAMETERS: Signatures = {
     PageTable.build_eviction_order: ["self", "protected_hashes"],
     PageTable.evict: ["self", "page", "protect"],
     PageTable.reset_page_table: ["self"],
@@ -245,14 +244,6 @@ _EXPECTED_PARAMETERS = {
 
 def _check(page_table_class: type) -> None:
     unknown = [name for name in (*_TELL, "page_index") if name not in CachePage.__dataclass_fields__]
-    changed = [
-        function.__qualname__
-        for function, expected in _EXPECTED_PARAMETERS.items()
-        if list(inspect.signature(function).parameters) != expected
-    ]
+    changed = changed_functions(_EXPECTED_PARAMETERS)
     if unknown or changed or page_table_class is not PageTable:
-        misfits = ", ".join([*unknown, *changed]) or page_table_class.__name__
-        raise LoadFailed(
-            f"memory.aging_lfu does not fit the installed exllamav3 ({misfits}); install exllamav3 1.6.5 or remove the "
-            "option"
-        )
+        raise misfit("memory.aging_lfu", ", ".join([*unknown, *changed]) or page_table_class.__name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from exllamav3 import Generator, Job
@@ -14,6 +12,7 @@ from exllamav3.generator.pagetable import PageTable
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache
 from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
+from exllamav3_adapters.exl3.engine_signatures import Signatures, changed_functions, misfit
 
 
 def install_checkpoints(
@@ -56,7 +55,7 @@ def _claim_for_targets(pagetable: Any, cache: CheckpointCache) -> None:
     pagetable.allocate_pages = allocate_pages
 
 
-_FRONTIERS_EXPECT: Mapping[Callable[..., Any], list[str]] = {
+_FRONTIERS_EXPECT: Signatures = {
     RecurrentCache._insert: ["self", "key", "stashed", "persist", "state"],
     RecurrentCache._release: ["self", "stashed"],
     RecurrentCache.get_stashed: ["self", "key", "default"],
@@ -84,7 +83,7 @@ _FRONTIERS_EXPECT: Mapping[Callable[..., Any], list[str]] = {
 }
 
 
-_EVICTION_EXPECTS: Mapping[Callable[..., Any], list[str]] = {
+_EVICTION_EXPECTS: Signatures = {
     RecurrentCache._insert: ["self", "key", "stashed", "persist", "state"],
     RecurrentCache.get_stashed: ["self", "key", "default"],
     RecurrentCache.put: ["self", "key", "state"],
@@ -96,14 +95,10 @@ _EVICTION_EXPECTS: Mapping[Callable[..., Any], list[str]] = {
 }
 
 
-def _check(cache: Any, expected: Mapping[Callable[..., Any], list[str]], option: str) -> None:
-    changed = [
-        function.__qualname__
-        for function, names in expected.items()
-        if list(inspect.signature(function).parameters) != names
-    ]
+def _check(cache: Any, expected: Signatures, option: str) -> None:
+    changed = changed_functions(expected)
     if changed or type(cache) is not RecurrentCache:
-        raise _misfit(option, ", ".join(changed) or type(cache).__name__)
+        raise misfit(f"model.{option}", ", ".join(changed) or type(cache).__name__)
 
 
 def _check_choice() -> None:
@@ -111,7 +106,7 @@ def _check_choice() -> None:
     called = RecurrentCache._insert.__code__.co_names
     missing = [name for name in ("is_resumable", "popitem") if name not in called]
     if missing:
-        raise _misfit("recurrent_eviction", f"RecurrentCache._insert without {', '.join(missing)}")
+        raise misfit("model.recurrent_eviction", f"RecurrentCache._insert without {', '.join(missing)}")
 
 
 def _refuse_draft(generator: Any) -> None:
@@ -119,9 +114,3 @@ def _refuse_draft(generator: Any) -> None:
         raise LoadFailed(
             "model.recurrent_frontier_checkpoints does not work together with a draft model; remove one of the two"
         )
-
-
-def _misfit(option: str, misfits: str) -> LoadFailed:
-    return LoadFailed(
-        f"model.{option} does not fit the installed exllamav3 ({misfits}); install exllamav3 1.6.5 or remove the option"
-    )
