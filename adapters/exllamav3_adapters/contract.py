@@ -24,6 +24,8 @@ class Head:
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the chats that share it: a template may write some of them first, such as `reasoning_effort`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     num_head_tokens: int = 0
     """How many of the leading tokens belong to the head; 0 where that is not known."""
+    opens_reasoning: bool = False
+    """It ends inside a block of reasoning, which the template has opened for the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,32 @@ class Grammar:
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """Which tools an answer may call."""
+
+    tools: Sequence[Tool]
+    choice: Literal["none", "auto", "required"] = "auto"
+    """`none` and `required` are kept whatever the model would rather do; `required` also keeps the arguments to the
+    tools' schemas."""
+    function: str | None = None
+    """With `required`: the tool that must be called. None: any of them."""
+    parallel: bool = True
+    """False: at most one call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatAnswer:
+    """How the answer to a rendered chat is taken apart: its reasoning and its tool calls leave its text."""
+
+    tool_use: ToolUse | None = None
+    """None: the chat has no tools, and what looks like a call is text."""
+    reasoning: bool = True
+    """Whether the answer may begin with reasoning of its own where a grammar holds it."""
+    reasoning_budget: int | None = None
+    """Most tokens of reasoning, then its end is forced. None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,20 +93,48 @@ class GenerationParams:
     stop: tuple[str, ...] = ()
     """Text that ends the answer and is not part of it."""
     banned_strings: tuple[str, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
+    """Tokens that are never sampled."""
+    ignore_eos: bool = False
+    """Go on after a token that ends the turn, until `max_tokens` or a stop string."""
     temperature: float = 1.0
     """0: greedy."""
+    temperature_last: bool = False
+    """Apply the temperature after `min_p`, `top_k` and `top_p` instead of before them."""
     top_k: int = 0
     """0: off."""
     top_p: float = 1.0
     min_p: float = 0.0
+    xtc_probability: float = 0.0
+    """How often the likeliest tokens are left out, all but the last of those above `xtc_threshold`. 0: never."""
+    xtc_threshold: float = 0.1
+    adaptive_target: float = 1.0
+    """Adaptive-p: the probability around which tokens are chosen. 1: off."""
+    adaptive_decay: float = 0.9
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalty_range: int | None = None
+    """Last tokens, of prompt and answer, that the three penalties look at. None: all."""
+    repetition_decay: int = 0
+    """Tokens before that range over which the penalties fade."""
+    dry_multiplier: float = 0.0
+    """Penalty for going on with a repeated sequence. 0: off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = 0
+    """Last tokens that are searched for repetitions. 0: all."""
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    """Texts over which no repetition is followed. None: the engine's own."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id -> what is added to its logit."""
     seed: int | None = None
     """The same seed, prompt and parameters give the same answer on the same machine."""
     grammar: Grammar | None = None
     top_logprobs: int | None = None
     """None: no probabilities. 0: of the chosen tokens only. n: also of the n likeliest."""
+    chat: ChatAnswer | None = None
+    """None: the answer is text as it comes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,10 +168,37 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reasoning:
+    """A piece of what the model thinks before it answers. Never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCallStart:
+    """The answer calls a tool. Its arguments follow; of several calls each is complete before the next one starts."""
+
+    index: int
+    """Counts the answer's calls from 0."""
+    id: str
+    name: str
+    """As the model wrote it: it may be none of the chat's tools."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCallArguments:
+    """A piece of a call's arguments. All pieces together are a JSON object, unless the model wrote none or was cut."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     """The last event of a generation."""
 
-    reason: Literal["stop", "length"]
+    reason: Literal["stop", "length", "tool_calls"]
+    """`tool_calls`: the model ended its turn, and called at least one tool in it."""
     prompt_tokens: int
     cached_tokens: int
     """Leading prompt tokens that were not computed again, whichever tier they came from."""
@@ -130,7 +215,7 @@ class Prefilled:
     """How many of its tokens are now protected from eviction; less than asked for past `pin_max_fraction`."""
 
 
-GenerationEvent: TypeAlias = Started | PrefillProgress | Text | Finished
+GenerationEvent: TypeAlias = Started | PrefillProgress | Text | Reasoning | ToolCallStart | ToolCallArguments | Finished
 PrefillEvent: TypeAlias = Started | PrefillProgress | Prefilled
 
 
@@ -174,6 +259,12 @@ class EngineInfo:
     """Tokens in the whole cache."""
     cache_fingerprint: str
     """Changes whenever token ids or pages of an earlier load may no longer fit (weights, tokenizer, template)."""
+    max_batch_size: int = 1
+    """Sequences that are decoded together."""
+    tool_format: str | None = None
+    """The form that the model's tool calls are expected in. None: none is known, and calls stay text."""
+    has_reasoning: bool = False
+    """Whether reasoning is told from the answer."""
     effective_settings: Mapping[str, str] = field(default_factory=dict)
     """Option -> who implements it and with which value, for one line in the log."""
 

@@ -28,6 +28,13 @@ class ModelOptions:
     """Sequences decoded together. None: the engine's default."""
     chat_template: str | None = None
     """Path of a Jinja chat template that replaces the model's own."""
+    tool_format: str = "auto"
+    """The form of the model's tool calls (`answer_format/tool_formats.py`), `auto`: by its template, or `none`."""
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    """Whether reasoning is told from the answer. `auto`: where the template names the tags of a known family."""
+    reasoning_start_token: str | None = None
+    """Text before reasoning. None: the family's."""
+    reasoning_end_token: str | None = None
     recurrent_frontier_checkpoints: bool = False
     recurrent_eviction: Literal["lru", "gds"] = "lru"
     prefill_cost_coefficients: tuple[float, float] | None = None

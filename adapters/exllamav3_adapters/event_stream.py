@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Self
 
-from exllamav3_adapters.contract import Finished, GenerationEvent, Prefilled, PrefillEvent, PrefillProgress, Text
+from exllamav3_adapters.contract import (
+    Finished,
+    GenerationEvent,
+    Prefilled,
+    PrefillEvent,
+    PrefillProgress,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+)
 from exllamav3_adapters.errors import EngineError
 
 Event = GenerationEvent | PrefillEvent
@@ -99,22 +108,22 @@ class QueuedEventStream:
 
     def _take(self) -> Event:
         event = self._events.popleft()
-        if isinstance(event, PrefillProgress):
-            while self._events and isinstance(self._events[0], PrefillProgress):
-                event = self._events.popleft()
-        elif isinstance(event, Text) and self._events and isinstance(self._events[0], Text):
-            return _joined([event, *self._take_texts()])
+        while self._events and (both := _merged(event, self._events[0])) is not None:
+            self._events.popleft()
+            event = both
         return event
 
-    def _take_texts(self) -> Iterable[Text]:
-        while self._events and isinstance(text := self._events[0], Text):
-            self._events.popleft()
-            yield text
 
-
-def _joined(pieces: Iterable[Text]) -> Text:
-    pieces = list(pieces)
-    return Text(
-        text="".join(piece.text for piece in pieces),
-        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
-    )
+def _merged(event: Event, following: Event) -> Event | None:
+    """One event that says as much as both. None: they are two."""
+    match event, following:
+        case PrefillProgress(), PrefillProgress():
+            return following
+        case Text(), Text():
+            return Text(text=event.text + following.text, logprobs=event.logprobs + following.logprobs)
+        case Reasoning(), Reasoning():
+            return Reasoning(text=event.text + following.text)
+        case ToolCallArguments(), ToolCallArguments() if event.index == following.index:
+            return ToolCallArguments(index=event.index, text=event.text + following.text)
+        case _:
+            return None

@@ -22,8 +22,11 @@ from exllamav3_adapters.contract import (
     Prefilled,
     PrefillProgress,
     Prompt,
+    Reasoning,
     Started,
     Text,
+    ToolCallArguments,
+    ToolCallStart,
 )
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.event_stream import Event
@@ -149,7 +152,16 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
 
 ToParent: TypeAlias = Loading | Loaded | NotLoaded | Reply | Failure | Events
 
-EVENTS: tuple[type[Event], ...] = (Started, PrefillProgress, Text, Finished, Prefilled)
+EVENTS: tuple[type[Event], ...] = (
+    Started,
+    PrefillProgress,
+    Text,
+    Reasoning,
+    ToolCallStart,
+    ToolCallArguments,
+    Finished,
+    Prefilled,
+)
 """msgspec cannot tell dataclasses of a union apart, so an event travels with its place in this table."""
 
 ERRORS: dict[str, tuple[type[errors.EngineError], tuple[str, ...]]] = {

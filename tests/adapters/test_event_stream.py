@@ -2,7 +2,17 @@ import asyncio
 
 import pytest
 
-from exllamav3_adapters.contract import Finished, Prefilled, PrefillProgress, Started, Text, TokenLogprob
+from exllamav3_adapters.contract import (
+    Finished,
+    Prefilled,
+    PrefillProgress,
+    Reasoning,
+    Started,
+    Text,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from exllamav3_adapters.errors import EngineDied, JobFailed
 from exllamav3_adapters.event_stream import QueuedEventStream
 
@@ -19,6 +29,23 @@ async def test_texts_that_wait_unread_are_read_as_one() -> None:
         stream.feed(event)
     merged = Text(text="abc", logprobs=(*text("a").logprobs, *text("b").logprobs, *text("c").logprobs))
     assert [event async for event in stream] == [Started(), merged, FINISHED]
+
+
+async def test_reasoning_that_waits_unread_is_read_as_one_and_apart_from_text() -> None:
+    stream = QueuedEventStream()
+    for event in (Reasoning(text="a"), Reasoning(text="b"), text("c"), FINISHED):
+        stream.feed(event)
+    assert [event async for event in stream] == [Reasoning(text="ab"), text("c"), FINISHED]
+
+
+async def test_arguments_that_wait_unread_are_read_as_one_a_call() -> None:
+    stream = QueuedEventStream()
+    starts = [ToolCallStart(index=index, id=f"call_{index}", name="f") for index in (0, 1)]
+    pieces = [ToolCallArguments(index=index, text=text) for index in (0, 1) for text in '{"}']
+    for event in (starts[0], *pieces[:3], starts[1], *pieces[3:], FINISHED):
+        stream.feed(event)
+    whole = [ToolCallArguments(index=index, text='{"}') for index in (0, 1)]
+    assert [event async for event in stream] == [starts[0], whole[0], starts[1], whole[1], FINISHED]
 
 
 async def test_a_reader_that_keeps_up_gets_every_piece() -> None:

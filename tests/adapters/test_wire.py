@@ -108,6 +108,7 @@ def test_what_is_said_while_loading_arrives(report: contract.LoadProgress, info:
 
 def test_every_value_of_the_contract_is_held_by_one_of_these_tests() -> None:
     covered = {"Head", "Chat", "Prompt", "Grammar", "GenerationParams", "LoadProgress", "EngineInfo", "TokenLogprob"}
+    covered |= {"ToolUse", "ChatAnswer"}  # in GenerationParams
     covered |= {"StoredPrefix", "EngineStats", "EngineSettings"} | {event.__name__ for event in wire.EVENTS}
     assert covered == {name for name, value in vars(contract).items() if is_dataclass(value)}
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from exllamav3_adapters.chat_renderer import ChatRenderer
@@ -106,6 +106,7 @@ class Exl3Engine:
             on_answered=self._keep_tokens,
         )
         self._scheduler.start()
+        self._info = replace(self._info, max_batch_size=self._scheduler.max_batch_size)
 
     @property
     def info(self) -> EngineInfo:

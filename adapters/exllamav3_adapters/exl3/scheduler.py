@@ -88,6 +88,11 @@ class Scheduler:
         if self._start_error is not None:
             raise self._start_error
 
+    @property
+    def max_batch_size(self) -> int:
+        """Sequences that the generator decodes together, once started."""
+        return int(self._generator.max_batch_size)
+
     def submit(self, request: Request) -> None:
         """From any thread."""
         if not self._post(lambda: self._admit(request)):

@@ -75,6 +75,7 @@ class FakeEngine:
             page_size=PAGE_SIZE,
             cache_tokens=num_pages * PAGE_SIZE,
             cache_fingerprint=hashlib.blake2b(b"fake engine, template 1", digest_size=16).hexdigest(),
+            max_batch_size=model.max_batch_size or _DEFAULT_MAX_BATCH_SIZE,
             effective_settings={"chunk_size": f"fake: {model.chunk_size}"},
         )
         self._cache = PageCache(num_pages)
