@@ -15,6 +15,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any
 
+from exllamav3_adapters.answer_format.find_format import FormatOptions, find_format
 from exllamav3_adapters.chat_messages import PlainMessage, plain_json, plain_messages, plain_tools
 from exllamav3_adapters.chat_template import ChatTemplate
 from exllamav3_adapters.contract import Chat, Head, Prompt
@@ -72,7 +73,9 @@ class ChatRenderer:
         special_tokens: Mapping[str, str],
         encode: Callable[[str], list[int]],
         now: Callable[[], datetime] = datetime.now,
+        format_options: FormatOptions | None = None,
     ) -> None:
+        """Raises `LoadFailed` where `format_options` name what does not exist."""
         self._template = template
         self._special_tokens = dict(special_tokens)
         self._encode_text = encode
@@ -82,6 +85,11 @@ class ChatRenderer:
         self._dialects: dict[CompiledTemplate, Dialect] = {}
         for compiled in filter(None, (template.default, template.tool_use)):
             self._dialects[compiled] = find_dialect(compiled, special_tokens)
+        self.answer_format = find_format(
+            [compiled.source for compiled in self._dialects],
+            format_options or FormatOptions(),
+            knows_tools=self.dialect(with_tools=True).tools,
+        )
         if any(dialect.moving_head for dialect in self._dialects.values()):
             logger.info(
                 "the chat template in %s moves the system text or the tools with later turns: "
@@ -103,14 +111,19 @@ class ChatRenderer:
         if not plain.messages:
             raise InvalidRequest("messages is empty; send at least one message", "messages")
         now = self._now()
-        token_ids = self._encode_prompt(self._render(plain, now).text)
+        text = self._render(plain, now).text
+        token_ids = self._encode_prompt(text)
         lead = plain.messages[: count_leading_systems(plain.messages)]
         try:
             head = self._head(_PlainChat(messages=lead, tools=plain.tools, variables=plain.variables), now)
         except InvalidRequest:
             # The template takes this chat, and not the head with a single user message.
             head = ()
-        return Prompt(token_ids=token_ids, num_head_tokens=_count_shared(head, token_ids))
+        return Prompt(
+            token_ids=token_ids,
+            num_head_tokens=_count_shared(head, token_ids),
+            opens_reasoning=self.answer_format.opens_reasoning(text),
+        )
 
     def render_head(self, head: Head) -> Prompt:
         """The tokens that every chat with this head and no template variables begins with.

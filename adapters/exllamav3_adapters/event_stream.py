@@ -114,6 +114,13 @@ class QueuedEventStream:
         return event
 
 
+def failed_stream(error: EngineError) -> QueuedEventStream:
+    """A stream that has failed before it began."""
+    stream = QueuedEventStream()
+    stream.fail(error)
+    return stream
+
+
 def _merged(event: Event, following: Event) -> Event | None:
     """One event that says as much as both. None: they are two."""
     match event, following:

@@ -10,6 +10,7 @@ from typing import Any
 from exllamav3 import Tokenizer
 from exllamav3.constants import PAGE_SIZE
 
+from exllamav3_adapters.answer_format.find_format import FormatOptions
 from exllamav3_adapters.chat_renderer import ChatRenderer
 from exllamav3_adapters.chat_template import find_chat_template, read_special_tokens
 from exllamav3_adapters.contract import LoadProgress
@@ -50,7 +51,7 @@ def load_parts(settings: EngineSettings, report: Callable[[LoadProgress], None])
         model=model,
         cache=_cache(model, cache_tokens, options),
         tokenizer=_tokenizer(model, folder),
-        renderer=ChatRenderer(template, read_special_tokens(folder), encode),
+        renderer=ChatRenderer(template, read_special_tokens(folder), encode, format_options=FormatOptions.of(options)),
         context_length=context_length,
     )
 

@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from exllamav3_adapters.answer_format.parsed_stream import ParsedStream
 from exllamav3_adapters.chat_renderer import ChatRenderer
 from exllamav3_adapters.contract import (
     Chat,
     EngineInfo,
     EngineStats,
+    EventStream,
     GenerationParams,
     Head,
     Prompt,
@@ -22,7 +24,7 @@ from exllamav3_adapters.contract import (
 )
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineUnavailable, InvalidRequest
-from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.event_stream import QueuedEventStream, failed_stream
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
 from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
@@ -89,6 +91,8 @@ class Exl3Engine:
             page_size=PAGE_SIZE,
             cache_tokens=loaded.cache.max_num_tokens,
             cache_fingerprint=cache_fingerprint(loaded),
+            tool_format=loaded.renderer.answer_format.tool_format,
+            has_reasoning=loaded.renderer.answer_format.reasoning is not None,
             effective_settings=effective_settings(settings, Generator, is_hybrid=is_hybrid),
         )
         check_tiers(settings.memory, loaded.cache)
@@ -121,15 +125,16 @@ class Exl3Engine:
     async def tokenize(self, text: str) -> Prompt:
         return await self._on_render_thread(lambda: self._renderer.tokenize(text))
 
-    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
-        request = self._request(prompt, params, retain=retain)
-        if request.stream.complete:
-            return request.stream
-        if params.grammar is None:
-            self._scheduler.submit(request)
-        else:
-            self._render_thread.submit(self._submit_with_filters, request)
-        return request.stream
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> EventStream:
+        if params.chat is None:
+            return self._generate(prompt, params, retain=retain)
+        form, opened = self._renderer.answer_format, prompt.opens_reasoning
+        try:
+            parser = form.parser(params.chat, opens_reasoning=opened)
+            prepared = form.prepared(params, opens_reasoning=opened)
+        except InvalidRequest as error:
+            return failed_stream(error)
+        return ParsedStream(self._generate(prompt, prepared, retain=retain), parser)
 
     def prefill(self, prompt: Prompt, *, pin: bool = False) -> QueuedEventStream:
         request = self._request(prompt, GenerationParams(max_tokens=1, temperature=0.0), background=True, pin=pin)
@@ -154,6 +159,16 @@ class Exl3Engine:
         self._closed = True
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
+
+    def _generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool) -> QueuedEventStream:
+        request = self._request(prompt, params, retain=retain)
+        if request.stream.complete:
+            return request.stream
+        if params.grammar is None:
+            self._scheduler.submit(request)
+        else:
+            self._render_thread.submit(self._submit_with_filters, request)
+        return request.stream
 
     def _make_aging(self, settings: EngineSettings) -> Callable[[Any], AgingPolicy]:
         fingerprint = self._info.cache_fingerprint

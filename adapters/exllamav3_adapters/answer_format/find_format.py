@@ -1,0 +1,76 @@
+"""Chooses the form of a model's answers when it loads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from exllamav3_adapters.answer_format.answer_format import AnswerFormat, TaggedFormat
+from exllamav3_adapters.answer_format.reasoning_tags import FAMILIES, ReasoningTags, find_reasoning_tags
+from exllamav3_adapters.answer_format.tool_format import ToolFormat
+from exllamav3_adapters.answer_format.tool_formats import OWN_BLOCK, TOOL_FORMATS, find_tool_format
+from exllamav3_adapters.engine_settings import ModelOptions
+from exllamav3_adapters.errors import LoadFailed
+
+logger = logging.getLogger("exllamav3_adapters")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatOptions:
+    """What the settings say of the form; see `ModelOptions`."""
+
+    tool_format: str = "auto"
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    reasoning_start_token: str | None = None
+    reasoning_end_token: str | None = None
+
+    @classmethod
+    def of(cls, options: ModelOptions) -> Self:
+        return cls(
+            tool_format=options.tool_format,
+            reasoning=options.reasoning,
+            reasoning_start_token=options.reasoning_start_token,
+            reasoning_end_token=options.reasoning_end_token,
+        )
+
+
+def find_format(template_sources: Sequence[str], options: FormatOptions, *, knows_tools: bool) -> AnswerFormat:
+    """`knows_tools`: the template renders tools itself. Raises `LoadFailed` for a form that does not exist."""
+    return TaggedFormat(
+        tools=_tools(template_sources, options.tool_format, knows_tools),
+        reasoning=_reasoning(template_sources, options),
+    )
+
+
+def _tools(template_sources: Sequence[str], name: str, knows_tools: bool) -> ToolFormat | None:
+    if name == "none":
+        return None
+    if name != "auto":
+        if name not in TOOL_FORMATS:
+            raise LoadFailed(f"model.tool_format: there is no {name!r}; use auto, none, {', '.join(TOOL_FORMATS)}")
+        return TOOL_FORMATS[name]
+    if not knows_tools:
+        return TOOL_FORMATS.get(OWN_BLOCK)
+    found = find_tool_format(template_sources)
+    if found is None:
+        logger.warning(
+            "the form of the model's tool calls is not known from its chat template, so they stay text; "
+            "set model.tool_format to one of %s",
+            ", ".join(TOOL_FORMATS),
+        )
+    return found
+
+
+def _reasoning(template_sources: Sequence[str], options: FormatOptions) -> ReasoningTags | None:
+    if options.reasoning == "off":
+        return None
+    found = find_reasoning_tags(template_sources)
+    if options.reasoning == "on" and found is None:
+        found = FAMILIES[-1]
+    start, end = options.reasoning_start_token, options.reasoning_end_token
+    if start is None and end is None:
+        return found
+    known = found or FAMILIES[-1]
+    return ReasoningTags(start or known.start, end or known.end)

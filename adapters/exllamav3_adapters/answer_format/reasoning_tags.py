@@ -1,0 +1,34 @@
+"""The tags around reasoning, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    start: str
+    end: str
+
+
+FAMILIES = (
+    ReasoningTags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
+    ReasoningTags("[THINK]", "[/THINK]"),  # Magistral
+    ReasoningTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ReasoningTags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, MiniMax, Nemotron, Kimi, SmolLM3, and most others
+)
+
+
+def find_reasoning_tags(template_sources: Sequence[str]) -> ReasoningTags | None:
+    """The tags that a template names. None: its model is not known to reason."""
+    for tags in FAMILIES:
+        if any(tags.end in source for source in template_sources):
+            return tags
+    return None
+
+
+def opens_reasoning(prompt_text: str, tags: ReasoningTags) -> bool:
+    """Whether a rendered prompt ends in a block of reasoning that the answer goes on with."""
+    return prompt_text.rstrip().endswith(tags.start.strip())
