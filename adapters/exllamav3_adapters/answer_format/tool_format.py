@@ -60,9 +60,9 @@ class ToolFormat(Protocol):
         """For one section. `tools` are the request's, for names and for the types of their parameters."""
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> str:
-        """A Lark rule body, in LLGuidance's dialect, for exactly one call to one of the tools, or with `parallel` for
-        one or more, with arguments valid against their schemas. Texts of `tags` are written as string literals:
-        `answer_grammar.py` replaces those that are special tokens of the model."""
+        """Lark rules (`lark.py`), of which the first is named `calls` and the others begin with `call_`: exactly one
+        call to one of the tools or, with `parallel`, one or more, in the words of the model's template, with arguments
+        that are valid against the tool's schema."""
 
 
 def tool_name(tool: Tool) -> str:
