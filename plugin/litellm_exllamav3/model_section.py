@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from exllamav3_adapters.answer_format.find_format import tool_format_names
 from litellm_exllamav3.section import (
     ConfigPath,
     Count,
@@ -39,6 +40,12 @@ def _cache_mode(value: Any) -> Any:
     raise ValueError('should be FP16, or the bits of keys and values from 2 to 8, such as "8,8" or "6,5"')
 
 
+def _switch(value: Any) -> Any:
+    """YAML reads a bare on or off as true or false, which TabbyAPI's config also has here."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 CacheMode = Annotated[str, BeforeValidator(_cache_mode)]
 
 
@@ -90,6 +97,22 @@ class ModelSection(Section):
         default=None,
         description="File with a Jinja chat template that replaces the model's own, relative to the config file.",
     )
+    tool_format: str = Field(
+        default="auto",
+        description="The form of the model's tool calls by name, `auto`: by its chat template, or `none`: they stay "
+        "text.",
+    )
+    reasoning: Switch = Field(
+        default="auto",
+        description="Tell what the model thinks from what it answers. `auto`: where its chat template shows that it "
+        "thinks.",
+    )
+    reasoning_start_token: str | None = Field(
+        default=None, min_length=1, description="Text that begins reasoning. By default that of the model's family."
+    )
+    reasoning_end_token: str | None = Field(
+        default=None, min_length=1, description="Text that ends reasoning. By default that of the model's family."
+    )
     tensor_parallel: bool = Field(
         default=False, description="Split every layer over the GPUs instead of layers between them."
     )
@@ -131,6 +154,14 @@ class ModelSection(Section):
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
         return value if value == DEMO_MODEL else absolute_path(value, info)
+
+    @field_validator("tool_format")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        names = ("auto", "none", *tool_format_names())
+        if value not in names:
+            raise ValueError(f"no such form; use one of {', '.join(names)}")
+        return value
 
     @field_validator("max_seq_len")
     @classmethod

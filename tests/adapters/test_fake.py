@@ -3,12 +3,14 @@
 import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exllamav3_adapters.contract import (
     Chat,
+    ChatAnswer,
     Finished,
     GenerationParams,
     Grammar,
@@ -16,6 +18,7 @@ from exllamav3_adapters.contract import (
     LoadProgress,
     PrefillProgress,
     Prompt,
+    Reasoning,
     Started,
     Text,
 )
@@ -251,3 +254,23 @@ async def test_the_environment_sets_the_pace_of_a_load(monkeypatch: pytest.Monke
 async def test_a_message_of_the_wrong_shape_is_refused(engine: FakeEngine, message: Any) -> None:
     with pytest.raises(InvalidRequest):
         await engine.render(Chat(messages=[message]))
+
+
+async def test_it_renders_with_a_real_template_where_one_is_set(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]<think>"
+        "{# ends with </think> #}"
+    )
+    settings = EngineSettings(
+        model_key="fake", model=ModelOptions(model_dir="demo", chat_template=str(template), chunk_size=256)
+    )
+    engine = await FakeEngine.load(settings, lambda progress: None)
+    prompt = await engine.render(Chat(messages=[{"role": "user", "content": 'a line\nsay: "hm</think>yes"'}]))
+    assert bytes(prompt.token_ids) == b'[user]a line\nsay: "hm</think>yes"[assistant]<think>'
+    assert prompt.opens_reasoning
+    assert engine.info.has_reasoning
+    events = [event async for event in engine.generate(prompt, GenerationParams(chat=ChatAnswer()))]
+    assert "".join(event.text for event in events if isinstance(event, Reasoning)) == "hm"
+    assert "".join(event.text for event in events if isinstance(event, Text)) == "yes"
+    await engine.close()

@@ -259,3 +259,13 @@ def test_an_option_reaches_an_engine_that_has_it() -> None:
     told = {f"model.{f.name}" for f in fields(ModelOptions)} | {f"memory.{f.name}" for f in fields(MemoryOptions)}
     plugins_own = {name for name in OPTIONS if name.startswith("memory.warm_")} | {"model.model_name"}
     assert {name for name, option in OPTIONS.items() if option.engines} <= told | plugins_own
+
+
+@pytest.mark.parametrize(("written", "read"), [("auto", "auto"), (True, "on"), (False, "off"), ("on", "on")])
+def test_reasoning_may_be_switched_as_yaml_reads_it(written: object, read: str) -> None:
+    assert ModelSection.model_validate({"model_dir": "demo", "reasoning": written}).reasoning == read
+
+
+def test_an_unknown_form_of_tool_calls_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(ValidationError, match="no such form; use one of auto, none"):
+        ModelSection.model_validate({"model_dir": "demo", "tool_format": "morse"})

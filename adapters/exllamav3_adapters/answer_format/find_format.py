@@ -36,6 +36,11 @@ class FormatOptions:
         )
 
 
+def tool_format_names() -> tuple[str, ...]:
+    """What `tool_format` may be, beside `auto` and `none`."""
+    return tuple(sorted(TOOL_FORMATS))
+
+
 def find_format(template_sources: Sequence[str], options: FormatOptions, *, knows_tools: bool) -> AnswerFormat:
     """`knows_tools`: the template renders tools itself. Raises `LoadFailed` for a form that does not exist."""
     return TaggedFormat(

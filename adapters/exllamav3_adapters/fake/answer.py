@@ -61,7 +61,8 @@ def _cut(tokens: bytes, params: GenerationParams, limit: int, fault: Fault | Non
 def _said(value: str) -> str:
     if value.startswith('"'):
         try:
-            return str(json.loads(value))
+            # A real template may write more in the same line.
+            return str(json.JSONDecoder().raw_decode(value)[0])
         except ValueError:
             pass
     return value

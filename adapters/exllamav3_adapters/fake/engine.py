@@ -9,17 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, Self
 
+from exllamav3_adapters.answer_format.find_format import FormatOptions
+from exllamav3_adapters.answer_format.parsed_stream import ParsedStream
+from exllamav3_adapters.chat_renderer import ChatRenderer
+from exllamav3_adapters.chat_template import find_chat_template
 from exllamav3_adapters.contract import (
     Chat,
     EngineInfo,
     EngineStats,
+    EventStream,
     GenerationParams,
     Head,
     LoadProgress,
     Prompt,
     StoredPrefix,
 )
-from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.engine_settings import EngineSettings, ModelOptions
 from exllamav3_adapters.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -28,7 +33,7 @@ from exllamav3_adapters.errors import (
     InvalidRequest,
     LoadFailed,
 )
-from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.event_stream import QueuedEventStream, failed_stream
 from exllamav3_adapters.fake import template
 from exllamav3_adapters.fake.answer import answer
 from exllamav3_adapters.fake.pages import PAGE_SIZE, PageCache
@@ -47,9 +52,10 @@ class FakeEngine:
 
     A token is one UTF-8 byte, a page 256 of them; an answer of n bytes has n completion tokens.
 
-    `load` takes the model folder, context length, cache, chunk and batch sizes, `pin_max_fraction` and what belongs to
-    `aging_capture_prefixes` from the settings (`model_dir` must be `demo` or a folder that exists), and its speed from
-    the environment, so that a hosted fake can be slowed through the process above it:
+    `load` takes the model folder, context length, cache, chunk and batch sizes, `pin_max_fraction`, the chat template
+    and form of answers, and what belongs to `aging_capture_prefixes` from the settings (`model_dir` must be `demo` or a
+    folder that exists), and its speed from the environment, so that a hosted fake can be slowed through the process
+    above it:
 
     - `EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE`, `EXLLAMAV3_FAKE_SECONDS_PER_TOKEN`, `EXLLAMAV3_FAKE_LOAD_SECONDS`:
       seconds, default 0;
@@ -61,12 +67,15 @@ class FakeEngine:
         self,
         settings: EngineSettings,
         *,
+        renderer: ChatRenderer | None = None,
         seconds_per_prefill_page: float = 0.0,
         seconds_per_token: float = 0.0,
         crash_exits: bool = False,
     ) -> None:
+        """`renderer`: of a real chat template. None: the fake's own."""
         model = settings.model
         context_length = model.max_seq_len or _DEFAULT_CONTEXT_LENGTH
+        self._renderer = renderer or template.OwnRenderer(FormatOptions.of(model))
         num_pages = -(-(model.cache_size or context_length) // PAGE_SIZE)
         self._info = EngineInfo(
             model_key=settings.model_key,
@@ -76,6 +85,8 @@ class FakeEngine:
             cache_tokens=num_pages * PAGE_SIZE,
             cache_fingerprint=hashlib.blake2b(b"fake engine, template 1", digest_size=16).hexdigest(),
             max_batch_size=model.max_batch_size or _DEFAULT_MAX_BATCH_SIZE,
+            tool_format=self._renderer.answer_format.tool_format,
+            has_reasoning=self._renderer.answer_format.reasoning is not None,
             effective_settings={"chunk_size": f"fake: {model.chunk_size}"},
         )
         self._cache = PageCache(num_pages)
@@ -114,6 +125,7 @@ class FakeEngine:
         page, token = seconds_per_prefill_page, seconds_per_token
         return cls(
             settings,
+            renderer=await asyncio.to_thread(_renderer, settings.model),
             seconds_per_prefill_page=_environment("SECONDS_PER_PREFILL_PAGE") if page is None else page,
             seconds_per_token=_environment("SECONDS_PER_TOKEN") if token is None else token,
             crash_exits=_environment("CRASH_EXITS") > 0,
@@ -125,18 +137,29 @@ class FakeEngine:
 
     async def render(self, chat: Chat) -> Prompt:
         self._check_available()
-        return template.render(chat)
+        return self._renderer.render(chat)
 
     async def render_head(self, head: Head) -> Prompt:
         self._check_available()
-        return template.render_head(head)
+        return self._renderer.render_head(head)
 
     async def tokenize(self, text: str) -> Prompt:
         self._check_available()
         return Prompt(token_ids=template.encode(text))
 
-    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
+    def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> EventStream:
         """The fake keeps nothing past its process; without `retain` it captures nothing of the prompt either."""
+        if params.chat is None:
+            return self._generate(prompt, params, retain=retain)
+        form, opened = self._renderer.answer_format, prompt.opens_reasoning
+        try:
+            parser = form.parser(params.chat, opens_reasoning=opened)
+            prepared = form.prepared(params, opens_reasoning=opened)
+        except InvalidRequest as error:
+            return failed_stream(error)
+        return ParsedStream(self._generate(prompt, prepared, retain=retain), parser)
+
+    def _generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool) -> QueuedEventStream:
         stream = self._new_stream()
         try:
             self._check_available()
@@ -219,6 +242,16 @@ class FakeEngine:
             _exit()
         self._unavailable = EngineDied("the fake engine crashed, as a request's `fault: crash` line asked")
         self._scheduler.fail_all(self._unavailable)
+
+
+def _renderer(options: ModelOptions) -> ChatRenderer | None:
+    """Blocks while it tries the template out. Raises `LoadFailed`."""
+    if options.chat_template is None:
+        return None
+    found = find_chat_template(Path(options.model_dir), options.chat_template)
+    return ChatRenderer(
+        found, template.SPECIAL_TOKENS, lambda text: list(text.encode()), format_options=FormatOptions.of(options)
+    )
 
 
 def _environment(name: str) -> float:

@@ -6,30 +6,44 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exllamav3_adapters.answer_format.answer_format import AnswerFormat
+from exllamav3_adapters.answer_format.find_format import FormatOptions, find_format
 from exllamav3_adapters.contract import Chat, Head, Message, Prompt, Tool
 from exllamav3_adapters.errors import InvalidRequest
 
 VOCABULARY_SIZE = 256
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+"""What real templates are given. They are text like any other here."""
 _OPEN, _CLOSE = "<|im_start|>", "<|im_end|>\n"
 _HEAD_ROLES = ("system", "developer")
 _ROLES = (*_HEAD_ROLES, "user", "assistant", "tool")
 
 
-def render(chat: Chat) -> Prompt:
-    """The chat in tokens. Raises `InvalidRequest` for an empty chat, an unknown role or a part that is no text."""
-    token_ids = encode(_text(chat.messages, chat.tools))
-    head = render_head(Head(messages=_leading(chat.messages), tools=chat.tools))
-    # A chat that goes on with an assistant's turn leaves the head a little earlier than one with a user's.
-    return Prompt(token_ids=token_ids, num_head_tokens=_num_shared(token_ids, head.token_ids))
+class OwnRenderer:
+    """What `ChatRenderer` is for a real template."""
 
+    def __init__(self, options: FormatOptions) -> None:
+        self.answer_format: AnswerFormat = find_format((), options, knows_tools=False)
 
-def render_head(head: Head) -> Prompt:
-    """What two chats with this head and different users' words begin with."""
-    one, other = (
-        encode(_text([*head.messages, {"role": "user", "content": words}], head.tools)) for words in ("a", "b")
-    )
-    num_head_tokens = _num_shared(one, other)
-    return Prompt(token_ids=one[:num_head_tokens], num_head_tokens=num_head_tokens)
+    def render(self, chat: Chat) -> Prompt:
+        """The chat in tokens. Raises `InvalidRequest` for an empty chat, an unknown role or a part that is no text."""
+        text = _text(chat.messages, chat.tools)
+        token_ids = encode(text)
+        head = self.render_head(Head(messages=_leading(chat.messages), tools=chat.tools))
+        # A chat that goes on with an assistant's turn leaves the head a little earlier than one with a user's.
+        return Prompt(
+            token_ids=token_ids,
+            num_head_tokens=_num_shared(token_ids, head.token_ids),
+            opens_reasoning=self.answer_format.opens_reasoning(text),
+        )
+
+    def render_head(self, head: Head) -> Prompt:
+        """What two chats with this head and different users' words begin with."""
+        one, other = (
+            encode(_text([*head.messages, {"role": "user", "content": words}], head.tools)) for words in ("a", "b")
+        )
+        num_head_tokens = _num_shared(one, other)
+        return Prompt(token_ids=one[:num_head_tokens], num_head_tokens=num_head_tokens)
 
 
 def encode(text: str) -> tuple[int, ...]:
