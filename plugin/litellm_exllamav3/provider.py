@@ -31,6 +31,7 @@ from litellm.types.utils import (
 
 from exllamav3_adapters.contract import Finished
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineError, EngineUnavailable, InvalidRequest
+from litellm_exllamav3.answer_params import read_answer_params
 from litellm_exllamav3.chat_call import ChatCall
 from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, read_chat
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
@@ -178,12 +179,16 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
         # LiteLLM makes a user's message of the prompt, which the chat template would then wrap.
         raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
     chat = read_chat(request["messages"], params)
+    answer = read_answer_params(params, chat)
+    if answer.num_choices > 1:
+        raise InvalidRequest("n must be 1.", "n")
+    chat = answer.of_chat(chat)
     # Either may hold anything; LiteLLM itself takes no more than this for a yes.
     drop = litellm.drop_params is True or litellm_params.get("drop_params") is True
     return ChatCall(
         model=served,
         chat=replace(chat, messages=without_nonces(chat.messages, nonce_rules(gateway, model))),
-        params=generation_params(params, drop_unsupported=drop),
+        params=answer.of_generation(generation_params(params, drop_unsupported=drop)),
         timeout_seconds=_seconds(request.get("timeout")),
         retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
         capture=gateway.capture,

@@ -2,7 +2,7 @@
 
 LiteLLM gives one flat mapping in which the client's own keys, OpenAI's parameters and the deployment's extra
 `litellm_params` are mixed, and the client's win. So nothing here may reach an engine's settings, and every key must
-be one of: a parameter (validated), one without meaning for this model (accepted), one whose effect is not there yet
+be one of: a parameter (validated), one without meaning for this model (accepted), one whose effect is not there
 (refused unless its value asks for nothing), a setting of the engine (ignored, and the config check warns of it), or
 unknown. An unknown key is refused rather than ignored, since the answer would silently be sampled otherwise than asked;
 LiteLLM does the same for parameters that a provider does not take. Its `drop_params` setting lets both pass here as it
@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from exllamav3_adapters.contract import GenerationParams
 from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.answer_params import ANSWER_KEYS
+from litellm_exllamav3.json_values import json_kind
 from litellm_exllamav3.settings import (
     CaptureSection,
     DraftModelSection,
@@ -72,8 +74,8 @@ _RANGES: Final[Mapping[str, _Range]] = {
 }
 _STRING_LISTS: Final[Mapping[str, int]] = {"stop": MAX_STOP_STRINGS, "banned_strings": MAX_BANNED_STRINGS}
 
-READ_ELSEWHERE: Final = frozenset({"tools", "chat_template_kwargs"})
-"""Keys of the chat itself (`chat_request.py`)."""
+READ_ELSEWHERE: Final = frozenset({"tools", "chat_template_kwargs"}) | ANSWER_KEYS
+"""Keys of the chat itself (`chat_request.py`) and of how it is answered (`answer_params.py`)."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -83,23 +85,23 @@ WITHOUT_EFFECT: Final = frozenset(
         "metadata",
         "store",
         "service_tier",
-        "parallel_tool_calls",
         "safety_identifier",
+        "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
+        "reasoning_summary",
         "extra_headers",
         "max_retries",
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
     }
 )
 """True or harmless for every request to a local model, or LiteLLM's own business."""
-
-
-def _is_plain_text(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "text"
-
-
-def _is_one(value: Any) -> bool:
-    return type(value) is int and value == 1
 
 
 def _leaves_the_choice(value: Any) -> bool:
@@ -114,27 +116,22 @@ def _never(value: Any) -> bool:
     return False
 
 
-NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "response_format": _is_plain_text,
-    "logprobs": _is_falsy,
-    "top_logprobs": _is_falsy,
+NOT_SUPPORTED: Final[Mapping[str, Callable[[Any], bool]]] = {
     "logit_bias": _is_falsy,
-    "n": _is_one,
-    "best_of": _is_one,
     "echo": _is_falsy,
     "suffix": _is_falsy,
-    "tool_choice": _leaves_the_choice,
     "functions": _is_falsy,
     "function_call": _leaves_the_choice,
     "modalities": lambda value: value == ["text"],
     "audio": _never,
-    "prediction": _never,
+    "moderation": _never,
     "web_search_options": _never,
-    "reasoning_effort": _never,
-    "thinking": _never,
-    "verbosity": _never,
+    "context_management": _is_falsy,
+    "container": _never,
 }
 """Parameter -> whether this value of it asks for nothing, and so may pass."""
+
+_INSTEAD: Final = {"functions": "use tools", "function_call": "use tools and tool_choice"}
 
 _SECTIONS = (ModelSection, MemorySection, DraftModelSection, LoraSection, CaptureSection)
 ENGINE_KEYS: Final = frozenset(name for section in (ModelSettings, *_SECTIONS) for name in section.model_fields)
@@ -142,14 +139,14 @@ ENGINE_KEYS: Final = frozenset(name for section in (ModelSettings, *_SECTIONS) f
 have no effect in either place."""
 
 PARAMETERS: Final = frozenset(_RANGES) | frozenset(_STRING_LISTS) | READ_ELSEWHERE
-_KNOWN: Final = sorted(PARAMETERS | WITHOUT_EFFECT | NOT_SUPPORTED_YET.keys())
+_KNOWN: Final = sorted(PARAMETERS | WITHOUT_EFFECT | NOT_SUPPORTED.keys())
 
 
 def flat_params(optional_params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters without those that are null, a literal `extra_body` opened as LiteLLM opens it for OpenAI."""
     extra = optional_params.get("extra_body")
     if extra is not None and not isinstance(extra, Mapping):
-        raise InvalidRequest(f"extra_body must be an object, not {_kind(extra)}.", "extra_body")
+        raise InvalidRequest(f"extra_body must be an object, not {json_kind(extra)}.", "extra_body")
     merged = {**(extra or {}), **optional_params}
     return {str(key): value for key, value in merged.items() if key != "extra_body" and value is not None}
 
@@ -158,7 +155,7 @@ def generation_params(params: Mapping[str, Any], *, drop_unsupported: bool = Fal
     """Validates the flat parameters of one request (see `flat_params`).
 
     Raises `InvalidRequest`, which names the parameter, the value's type and what is allowed, never the value's text.
-    With `drop_unsupported`, what is unknown or not supported yet is left out instead; a bad value never is.
+    With `drop_unsupported`, what is unknown or not supported is left out instead; a bad value never is.
     """
     if not drop_unsupported:
         _refuse_unsupported(params)
@@ -182,12 +179,13 @@ def _refuse_unsupported(params: Mapping[str, Any]) -> None:
     for name, value in params.items():
         if name in PARAMETERS or name in WITHOUT_EFFECT or name in ENGINE_KEYS:
             continue
-        asks_for_nothing = NOT_SUPPORTED_YET.get(name)
+        asks_for_nothing = NOT_SUPPORTED.get(name)
         if asks_for_nothing is None:
             raise InvalidRequest(_unknown(name), name)
         if not asks_for_nothing(value):
             what = f"{name} (other than its default)" if asks_for_nothing is not _never else name
-            raise InvalidRequest(f"{what} is not supported yet by exllamav3 models; remove it.", name)
+            instead = _INSTEAD.get(name, "remove it")
+            raise InvalidRequest(f"{what} is not supported by exllamav3 models; {instead}.", name)
 
 
 def _unknown(name: str) -> str:
@@ -203,7 +201,7 @@ def _unknown(name: str) -> str:
 def _number(name: str, value: Any, allowed: _Range) -> float:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole and (allowed.integer or not isinstance(value, float)):
-        raise InvalidRequest(f"{name} must be {allowed}, not {_kind(value)}.", name)
+        raise InvalidRequest(f"{name} must be {allowed}, not {json_kind(value)}.", name)
     if not math.isfinite(value) if isinstance(value, float) else abs(value) > _INT64:
         raise InvalidRequest(f"{name} must be {allowed}; it is not a finite number of 64 bits.", name)
     if not allowed.holds(value):
@@ -214,23 +212,12 @@ def _number(name: str, value: Any, allowed: _Range) -> float:
 def _strings(name: str, value: Any, most: int) -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple):
-        raise InvalidRequest(f"{name} must be a string or a list of strings, not {_kind(value)}.", name)
+        raise InvalidRequest(f"{name} must be a string or a list of strings, not {json_kind(value)}.", name)
     if len(values) > most:
         raise InvalidRequest(f"{name} may hold at most {most} strings; it holds {len(values)}.", name)
     for item in values:
         if not isinstance(item, str):
-            raise InvalidRequest(f"{name} must hold strings only; one of them is {_kind(item)}.", name)
+            raise InvalidRequest(f"{name} must hold strings only; one of them is {json_kind(item)}.", name)
         if not item:
             raise InvalidRequest(f"{name} must not hold an empty string.", name)
     return tuple(values)
-
-
-def _kind(value: Any) -> str:
-    """The type of a JSON value in JSON's own words."""
-    kinds = ((bool, "a boolean"), (int, "an integer"), (float, "a number"), (str, "a string"))
-    for cls, name in kinds:
-        if isinstance(value, cls):
-            return name
-    if isinstance(value, Mapping):
-        return "an object"
-    return "a list" if isinstance(value, list | tuple) else "null" if value is None else "of an unknown type"
