@@ -48,13 +48,22 @@ class CallReader(Protocol):
 class ToolFormat(Protocol):
     """One family's form. Stateless: one object serves all answers."""
 
-    name: str
-    openings: tuple[str, ...]
-    """Texts that begin a section of calls, wherever they stand in the answer's text."""
-    first_openings: tuple[str, ...]
-    """Texts that do so only where no other text and no call came before: for forms without markup of their own."""
-    tags: tuple[str, ...]
-    """All texts of the form that a tokenizer may have as special tokens, and which must then be part of the text."""
+    @property
+    def name(self) -> str:
+        """In the settings."""
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Texts that begin a section of calls, wherever they stand in the answer's text."""
+
+    @property
+    def first_openings(self) -> tuple[str, ...]:
+        """Texts that do so only where no other text and no call came before: for forms without markup of their own."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All texts of the form that a tokenizer may have as special tokens, and which must then be part of the
+        text."""
 
     def reader(self, opening: str, tools: Sequence[Tool]) -> CallReader:
         """For one section. `tools` are the request's, for names and for the types of their parameters."""
