@@ -54,7 +54,8 @@ class TaggedAnswer:
     """An `AnswerParser`.
 
     Reasoning is looked for at the beginning only. White space between the parts is nobody's: it is dropped before and
-    after reasoning, and around calls. What an opening turns out not to begin is given as the text that it is.
+    after reasoning, and around calls. What an opening turns out not to begin is given as the text that it is. `frame`:
+    tags around the text, which are no part of it. They are dropped, and so are tags of calls outside of a section.
     """
 
     def __init__(
@@ -64,11 +65,15 @@ class TaggedAnswer:
         tool_use: ToolUse | None,
         *,
         opens_reasoning: bool,
+        frame: Sequence[str] = (),
     ) -> None:
         reads_calls = tool_use is not None and tool_use.choice != "none"
         self._tools = tools if reads_calls else None
         self._tool_use = tool_use
         self._tags = reasoning
+        self._frame = tuple(frame)
+        if self._tools is not None:
+            self._frame += tuple(tag for tag in self._tools.tags if tag not in self._tools.openings)
         self._numbers = CallNumbers(parallel=tool_use.parallel if tool_use is not None else True)
         self._state: Literal["start", "reasoning", "text", "calls"] = "start" if reasoning is not None else "text"
         if opens_reasoning and reasoning is not None:
@@ -100,7 +105,8 @@ class TaggedAnswer:
                 assert self._tags is not None
                 events += self._text(_without_cut_tag(held, (self._tags.start,)) if cut else held)
             case "text":
-                events += self._text(_without_cut_tag(held, self._openings()) if cut else held)
+                tags = (*self._openings(), *self._frame)
+                events += self._text(_without_cut_tag(held, tags) if cut else held)
         return self._with_logprobs(events)
 
     def _read(self, text: str) -> list[AnswerEvent]:
@@ -144,26 +150,24 @@ class TaggedAnswer:
         return after
 
     def _read_text(self, text: str, events: list[AnswerEvent]) -> str | None:
-        before, opening, after = self._split(text, self._openings())
-        if opening is None:
+        before, opening, after = self._split(text, (*self._openings(), *self._frame))
+        if opening is None or opening in self._frame:
             events += self._text(before)
-            return None
+            return after if opening is not None else None
         events += self._text(before.rstrip())
         assert self._tools is not None
         assert self._tool_use is not None
         self._calls = self._tools.reader(opening, self._tool_use.tools)
-        self._state = "calls"
+        self._state, self._is_trimming = "calls", True
         return after
 
     def _read_calls(self, text: str, events: list[AnswerEvent]) -> str | None:
         assert self._calls is not None
-        pieces = self._calls.read(text)
-        events += self._translated(pieces)
+        events += self._translated(self._calls.read(text))
         if self._calls.rest is None:
             return None
         rest, self._calls = self._calls.rest, None
         self._state = "text"
-        self._is_trimming = not (pieces and isinstance(pieces[-1], Prose))
         return rest
 
     def _openings(self) -> tuple[str, ...]:
@@ -207,8 +211,10 @@ class TaggedAnswer:
         for piece in pieces:
             if isinstance(piece, Prose):
                 events += self._text(piece.text)
-            elif (event := self._numbers.event(piece)) is not None:
-                events.append(event)
+            else:
+                self._is_trimming = True
+                if (event := self._numbers.event(piece)) is not None:
+                    events.append(event)
         return events
 
     def _with_logprobs(self, events: list[AnswerEvent]) -> list[AnswerEvent]:

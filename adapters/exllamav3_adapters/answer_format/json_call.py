@@ -108,9 +108,12 @@ class JsonCall:
     def _take_arguments(self, text: str, pieces: list[Piece]) -> int:
         taken = self._value.take(text)
         if self._waiting is None:
-            pieces.append(CallArguments(text[:taken]))
+            if taken:
+                pieces.append(CallArguments(text[:taken]))
         else:
             self._waiting += text[:taken]
+        if self._value.is_broken:
+            return taken + self._break()
         if self._value.is_complete:
             self._step = self._take_key
         return taken
@@ -118,6 +121,8 @@ class JsonCall:
     def _take_value(self, text: str, pieces: list[Piece]) -> int:
         taken = self._value.take(text)
         self._token += text[:taken]
+        if self._value.is_broken:
+            return taken + self._break()
         if not self._value.is_complete:
             return taken
         value, self._token = self._token, ""

@@ -7,7 +7,8 @@ class JsonValueEnd:
     """Follows one value from its first character, which the first piece begins with.
 
     Objects and lists end with their bracket, strings with their quote; a number or a word ends before the first
-    character that cannot belong to it. What is no JSON is followed all the same, by its brackets and quotes.
+    character that cannot belong to it. What is no JSON is followed all the same, by its brackets and quotes, up to a
+    tag: outside strings there is no `<` in JSON, and the value is broken there.
     """
 
     def __init__(self) -> None:
@@ -16,11 +17,15 @@ class JsonValueEnd:
         self._is_escaped = False
         self._is_bare = False
         self.is_complete = False
+        self.is_broken = False
 
     def take(self, text: str) -> int:
         """How many characters of the text belong to the value."""
         assert not self.is_complete
         for at, char in enumerate(text):
+            if char == "<" and not self._in_string:
+                self.is_broken = True
+                return at
             if self._is_bare:
                 if char in ",]}" or char.isspace():
                     self.is_complete = True

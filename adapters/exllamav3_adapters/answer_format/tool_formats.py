@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from exllamav3_adapters.answer_format.json_in_tags import COMMAND, GRANITE, HERMES, JAMBA, NEMOTRON, PHI
 from exllamav3_adapters.answer_format.tool_format import ToolFormat
 
-logger = logging.getLogger("exllamav3_adapters")
+TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
+    format_.name: format_
+    for format_ in (
+        HERMES,
+        COMMAND,
+        NEMOTRON,
+        PHI,
+        GRANITE,
+        JAMBA,
+    )
+}
 
-TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {}
-
-OWN_BLOCK: Final = "hermes"
+OWN_BLOCK: Final = HERMES.name
 """The form of `tool_block.py`, which templates that know no tools are given."""
+
+_MARKS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
+    (COMMAND.name, ("<|START_ACTION|>",)),
+    (NEMOTRON.name, ("<TOOLCALL>",)),
+    (PHI.name, ("<|tool_call|>", "<|/tool_call|>")),
+    (GRANITE.name, ("<|tool_call|>",)),
+    (JAMBA.name, ("<tool_calls>",)),
+    # From here on, marks that templates of other forms have too.
+    (HERMES.name, ("<tool_call>",)),
+)
+"""Texts in a template's source that tell its form, all of them; the first entry that fits counts."""
 
 
 def find_tool_format(template_sources: Sequence[str]) -> ToolFormat | None:
     """The form that a template's calls have. None: it is not known."""
+    for name, marks in _MARKS:
+        if any(all(mark in source for mark in marks) for source in template_sources):
+            return TOOL_FORMATS[name]
     return None
