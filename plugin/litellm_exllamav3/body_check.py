@@ -15,6 +15,7 @@ from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, OTHER_MEDIA, ROL
 from litellm_exllamav3.request_shapes import refuse_misshapen
 
 _PART_TYPES: Final = frozenset({"text", *OTHER_MEDIA})
+_ANTHROPIC_CHOICES: Final = ("auto", "any", "tool", "none")
 _TIMEOUTS: Final = ("timeout", "stream_timeout", "request_timeout")
 """LiteLLM has put its headers' values into the body by now."""
 
@@ -32,6 +33,11 @@ def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
     if call_type == "acompletion":
         for index, message in enumerate(body["messages"]):
             _refuse_unknown_kinds(message, f"messages[{index}]")
+    elif call_type == "anthropic_messages" and (choice := body.get("tool_choice")) is not None:
+        if choice["type"] not in _ANTHROPIC_CHOICES:
+            raise InvalidRequest(
+                f"tool_choice.type must be one of {', '.join(_ANTHROPIC_CHOICES)}.", "tool_choice.type"
+            )
 
 
 def _refuse_no_timeout(seconds: Any, name: str) -> None:

@@ -65,6 +65,11 @@ def test_a_good_body_passes(call_type: str, body: dict[str, Any]) -> None:
         ("anthropic_messages", {"messages": [USER]}, "max_tokens"),
         ("anthropic_messages", {"max_tokens": 5, "messages": [USER, {"content": "x"}]}, "messages[1].role"),
         ("anthropic_messages", {"max_tokens": 5, "messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
+        (
+            "anthropic_messages",
+            {"messages": [USER], "max_tokens": 5, "tool_choice": {"type": "junk"}},
+            "tool_choice.type",
+        ),
         ("aresponses", {"input": []}, "input"),
         ("aresponses", {"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0].type"),
         ("aresponses", {"input": [{"role": "user", "content": [{}, {"type": {}}]}]}, "input[0].content[1].type"),
