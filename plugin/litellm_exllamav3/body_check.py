@@ -33,11 +33,8 @@ def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
     if call_type == "acompletion":
         for index, message in enumerate(body["messages"]):
             _refuse_unknown_kinds(message, f"messages[{index}]")
-    elif call_type == "anthropic_messages" and (choice := body.get("tool_choice")) is not None:
-        if choice["type"] not in _ANTHROPIC_CHOICES:
-            raise InvalidRequest(
-                f"tool_choice.type must be one of {', '.join(_ANTHROPIC_CHOICES)}.", "tool_choice.type"
-            )
+    elif call_type == "anthropic_messages":
+        _refuse_unknown_choice(body.get("tool_choice"))
 
 
 def _refuse_no_timeout(seconds: Any, name: str) -> None:
@@ -48,6 +45,11 @@ def _refuse_no_timeout(seconds: Any, name: str) -> None:
         raise InvalidRequest(f"{name} must be a number of seconds.", name)
     if seconds < 0 or (isinstance(seconds, float) and not math.isfinite(seconds)):
         raise InvalidRequest(f"{name} must be a positive number of seconds.", name)
+
+
+def _refuse_unknown_choice(choice: Mapping[str, Any] | None) -> None:
+    if choice is not None and choice["type"] not in _ANTHROPIC_CHOICES:
+        raise InvalidRequest(f"tool_choice.type must be one of {', '.join(_ANTHROPIC_CHOICES)}.", "tool_choice.type")
 
 
 def _refuse_unknown_kinds(message: Mapping[str, Any], where: str) -> None:
