@@ -1,20 +1,25 @@
-"""One chat answered, from its place in the queue to its last event."""
+"""One chat answered, once or several times over, from its place in the queue to its last event."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from exllamav3_adapters.contract import Chat, Finished, GenerationParams, Prompt, Text
-from exllamav3_adapters.errors import EngineError
+from exllamav3_adapters.contract import Chat, EngineInfo, GenerationParams, PrefillProgress, Prompt
+from exllamav3_adapters.errors import EngineError, InvalidRequest
+from litellm_exllamav3.answer_message import AnswerEvent
 from litellm_exllamav3.capture import Capture, Sighting
+from litellm_exllamav3.choice_streams import ChoiceStreams, Event
 from litellm_exllamav3.head import chat_head
-from litellm_exllamav3.request import Request
+from litellm_exllamav3.request import Request, RequestStream
 from litellm_exllamav3.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
+
+_INT64: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +30,8 @@ class ChatCall:
     chat: Chat
     """Without nonces."""
     params: GenerationParams
+    num_choices: int = 1
+    """Answers to the one prompt."""
     timeout_seconds: float | None = None
     """The client's or the operator's own limit for this request. None: the model's alone."""
     retain: bool = True
@@ -32,17 +39,48 @@ class ChatCall:
     sighting: Sighting | None = None
     """What the hook saw of this request's head. None: nothing of it is to be kept."""
 
-    async def answer(self) -> AsyncGenerator[Text | Finished, None]:
-        """The answer's text, then how it ended. Closing the generator cancels the job. Raises any `EngineError`."""
+    async def answer(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """The events of each answer with its index, each ended by `Finished`. Closing the generator cancels all jobs.
+
+        Raises any `EngineError`; an answer that fails ends the others.
+        """
         async with self.model.admit(self.timeout_seconds) as request:
+            if self.num_choices > 1:
+                _refuse_past_the_batch(self.num_choices, await request.info())
             prompt = await request.render(self.chat)
-            events = await request.open_stream(prompt, self.params, retain=self.retain)
+            first = await self._open_stream(request, prompt, 0)
             # Now, since the engine computes meanwhile: a head that has to be rendered delays no first token.
             await self._keep_head(request, prompt)
-            async with aclosing(events):
-                async for event in events:
-                    if isinstance(event, Text | Finished):
-                        yield event
+            async with aclosing(self._events(request, prompt, first)) as events:
+                async for index, event in events:
+                    if isinstance(event, AnswerEvent):
+                        yield index, event
+
+    async def _events(
+        self, request: Request, prompt: Prompt, first: RequestStream
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """The other answers start when the first has read the prompt, which they then find in the cache."""
+        if self.num_choices == 1:
+            async for event in first:
+                yield 0, event
+            return
+        async with aclosing(ChoiceStreams()) as streams:
+            streams.add(first)
+            others = range(1, self.num_choices)
+            async for index, event in streams:
+                if others and _has_prefilled(event):
+                    for other in others:
+                        streams.add(await self._open_stream(request, prompt, other))
+                    others = range(0)
+                yield index, event
+
+    async def _open_stream(self, request: Request, prompt: Prompt, index: int) -> RequestStream:
+        return await request.open_stream(
+            prompt,
+            replace(self.params, seed=_seed(self.params.seed, index)),
+            retain=self.retain,
+            more_follow=index + 1 < self.num_choices,
+        )
 
     async def _keep_head(self, request: Request, prompt: Prompt) -> None:
         """Hands a hot head to the store."""
@@ -57,3 +95,25 @@ class ChatCall:
             logger.warning("model %s: a hot head was not kept: %s", self.model.key, error.message)
             return
         capture.keep(sighting, head, num_tokens)
+
+
+def _refuse_past_the_batch(num_choices: int, info: EngineInfo) -> None:
+    if num_choices > info.max_batch_size:
+        raise InvalidRequest(
+            f"n must be at most {info.max_batch_size} with model '{info.model_key}', which answers that many side by "
+            f"side (max_batch_size); it is {num_choices}.",
+            "n",
+        )
+
+
+def _has_prefilled(event: Event) -> bool:
+    if isinstance(event, PrefillProgress):
+        return event.done_tokens >= event.total_tokens
+    return isinstance(event, AnswerEvent)
+
+
+def _seed(seed: int | None, index: int) -> int | None:
+    """Another seed of 64 bits for each answer. None stays random."""
+    if seed is None:
+        return None
+    return (seed + index + _INT64) % (2 * _INT64) - _INT64

@@ -7,7 +7,6 @@ read; what an engine is told at load comes from the config file alone.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 import traceback
@@ -17,36 +16,32 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-import httpx
 import litellm
 from litellm.llms.custom_llm import CustomLLM
-from litellm.types.utils import (
-    Delta,
-    ModelResponse,
-    ModelResponseStream,
-    PromptTokensDetailsWrapper,
-    StreamingChoices,
-    Usage,
-)
+from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
 
-from exllamav3_adapters.contract import Finished
+from exllamav3_adapters.contract import Finished, Text
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineError, EngineUnavailable, InvalidRequest
+from litellm_exllamav3.answer_chunks import AnswerChunks
+from litellm_exllamav3.answer_message import WholeAnswer
 from litellm_exllamav3.answer_params import read_answer_params
 from litellm_exllamav3.chat_call import ChatCall
 from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, read_chat
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.nonces import without_nonces
+from litellm_exllamav3.other_calls import other_call_refusal
 from litellm_exllamav3.request_params import flat_params, generation_params
+from litellm_exllamav3.request_timeout import timeout_seconds
 from litellm_exllamav3.retention import request_is_retained
 from litellm_exllamav3.running_gateway import nonce_rules, running_gateway, served_model, start_in_proxy
 from litellm_exllamav3.served_model import ServedModel
 from litellm_exllamav3.sighting import find_sighting, hook_forbids_keeping
+from litellm_exllamav3.stop_strings import with_all_stops
 
 logger = logging.getLogger("litellm_exllamav3")
 
 HEALTH_CHECK_KEY: Final = "litellm-internal-health-check"
-_LITELLMS_MOST_STOPS: Final = 4
 
 
 class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no types for us
@@ -73,7 +68,22 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
         raise failure
 
     async def aembedding(self, *, model: str, **request: Any) -> NoReturn:
-        raise litellm_error(InvalidRequest(f"exllamav3/{model} answers chats and makes no embeddings.", "model"), model)
+        _refuse("embedding", model)
+
+    async def aimage_generation(self, *, model: str, **request: Any) -> NoReturn:
+        _refuse("image_generation", model)
+
+    async def aimage_edit(self, *, model: str, **request: Any) -> NoReturn:
+        _refuse("image_edit", model)
+
+    def embedding(self, *, model: str, **request: Any) -> NoReturn:
+        _refuse("embedding", model)
+
+    def image_generation(self, *, model: str, **request: Any) -> NoReturn:
+        _refuse("image_generation", model)
+
+    def image_edit(self, *, model: str, **request: Any) -> NoReturn:
+        _refuse("image_edit", model)
 
     def completion(self, *, model: str, **request: Any) -> NoReturn:
         """Engines belong to an event loop, which a synchronous call has not."""
@@ -86,54 +96,33 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
         response.id, response.created, response.model = _new_id(), int(time.time()), model
         if _is_health_check(request["litellm_params"]):
             _check_health(served_model(running_gateway(), model))
-            return _filled(
-                response, "ok", Finished(reason="stop", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
-            )
-        text: list[str] = []
-        async with aclosing(_chat_call(model, request).answer()) as events:
-            async for event in events:
-                if isinstance(event, Finished):
-                    return _filled(response, "".join(text), event)
-                text.append(event.text)
-        raise EngineError(f"model '{model}' ended its answer without a reason")
+            return _filled(response, _healthy())
+        call = _chat_call(model, request)
+        answer = WholeAnswer(num_choices=call.num_choices, with_logprobs=call.params.top_logprobs is not None)
+        async with aclosing(call.answer()) as events:
+            async for index, event in events:
+                answer.add(index, event)
+        if not answer.complete:
+            raise EngineError(f"model '{model}' ended its answer without a reason")
+        return _filled(response, answer)
 
     async def _stream(self, model: str, request: Mapping[str, Any]) -> AsyncGenerator[ModelResponseStream, None]:
-        chunks = _Chunks(model)
-        async with aclosing(_chat_call(model, request).answer()) as events:
-            # Nothing is sent before the first text: until then an error is still an HTTP error.
-            async for event in events:
-                if isinstance(event, Finished):
-                    for chunk in chunks.last(event):
-                        yield chunk
-                    return
-                yield chunks.text(event.text)
-        raise EngineError(f"model '{model}' ended its answer without a reason")
+        call = _chat_call(model, request)
+        chunks = AnswerChunks(call.num_choices)
+        chunk_id, created = _new_id(), 0
+        async with aclosing(call.answer()) as events:
+            # Nothing is sent before the first piece of the answer: until then an error is still an HTTP error.
+            async for index, event in events:
+                for chunk in chunks.take(index, event):
+                    # LiteLLM dates its own last chunk when it sees our first one.
+                    created = created or int(time.time())
+                    yield ModelResponseStream(id=chunk_id, created=created, model=model, **chunk)
+        if not chunks.complete:
+            raise EngineError(f"model '{model}' ended its answer without a reason")
 
 
-class _Chunks:
-    """The chunks of one stream, which share their id and date."""
-
-    def __init__(self, model: str) -> None:
-        self._id = _new_id()
-        self._created = 0
-        self._model = model
-
-    def text(self, text: str) -> ModelResponseStream:
-        role = None if self._created else "assistant"
-        # LiteLLM dates its own last chunk when it sees our first one.
-        self._created = self._created or int(time.time())
-        return self._chunk(StreamingChoices(index=0, delta=Delta(role=role, content=text)))
-
-    def last(self, finished: Finished) -> list[ModelResponseStream]:
-        """Usage first: LiteLLM drops what comes with or after a finish reason, and estimates instead."""
-        opening = [] if self._created else [self.text("")]
-        finish = StreamingChoices(index=0, delta=Delta(), finish_reason=finished.reason)
-        return [*opening, self._chunk(usage=_usage(finished)), self._chunk(finish)]
-
-    def _chunk(self, *choices: StreamingChoices, **fields: Any) -> ModelResponseStream:
-        return ModelResponseStream(
-            id=self._id, created=self._created, model=self._model, choices=list(choices), **fields
-        )
+def _refuse(call: str, model: str) -> NoReturn:
+    raise litellm_error(other_call_refusal(call, model), model)
 
 
 def litellm_error(error: Exception, model: str) -> Exception:
@@ -174,14 +163,12 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     gateway = running_gateway()
     served = served_model(gateway, model)
     litellm_params = request["litellm_params"]
-    params = flat_params(_with_all_stops(request["optional_params"], litellm_params))
+    params = flat_params(with_all_stops(request["optional_params"], litellm_params))
     if request["logging_obj"].call_type in ("atext_completion", "text_completion"):
         # LiteLLM makes a user's message of the prompt, which the chat template would then wrap.
         raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
     chat = read_chat(request["messages"], params)
     answer = read_answer_params(params, chat)
-    if answer.num_choices > 1:
-        raise InvalidRequest("n must be 1.", "n")
     chat = answer.of_chat(chat)
     # Either may hold anything; LiteLLM itself takes no more than this for a yes.
     drop = litellm.drop_params is True or litellm_params.get("drop_params") is True
@@ -189,7 +176,8 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
         model=served,
         chat=replace(chat, messages=without_nonces(chat.messages, nonce_rules(gateway, model))),
         params=answer.of_generation(generation_params(params, drop_unsupported=drop)),
-        timeout_seconds=_seconds(request.get("timeout")),
+        num_choices=answer.num_choices,
+        timeout_seconds=timeout_seconds(request.get("timeout")),
         retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
         capture=gateway.capture,
         sighting=find_sighting(model),
@@ -214,6 +202,13 @@ def _is_retained(model: str, capture_enabled: bool, request: Mapping[str, Any]) 
     )
 
 
+def _healthy() -> WholeAnswer:
+    answer = WholeAnswer()
+    answer.add(0, Text(text="ok"))
+    answer.add(0, Finished(reason="stop", prompt_tokens=0, cached_tokens=0, completion_tokens=0))
+    return answer
+
+
 def _is_health_check(litellm_params: Mapping[str, Any]) -> bool:
     """Whether LiteLLM itself asks. Clients can set neither: a request of theirs has the request with it, and the key
     is LiteLLM's to write."""
@@ -234,54 +229,10 @@ def _check_health(served: ServedModel) -> None:
         )
 
 
-def _seconds(timeout: Any) -> float | None:
-    """LiteLLM hands over its limit but does not enforce it. For an `httpx.Timeout` the time to read counts.
-
-    Raises `InvalidRequest` for what can be no limit.
-    """
-    limit = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
-    if limit is None:
-        return None
-    try:
-        seconds = float(limit)
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise InvalidRequest("timeout must be a positive number of seconds.", "timeout")
-    return seconds
-
-
-def _with_all_stops(optional_params: Mapping[str, Any], litellm_params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters with the client's own stop strings where LiteLLM cut them.
-
-    Its `validate_openai_optional_params` keeps the first 4 alone, which is OpenAI's limit, for every provider.
-    """
-    left = optional_params.get("stop")
-    if not isinstance(left, list) or len(left) != _LITELLMS_MOST_STOPS:
-        return optional_params
-    request = litellm_params.get("proxy_server_request")
-    body = request.get("body") if isinstance(request, Mapping) else None
-    for name in ("stop", "stop_sequences"):  # of /v1/chat/completions and of /v1/messages
-        sent = body.get(name) if isinstance(body, Mapping) else None
-        if isinstance(sent, list) and len(sent) > len(left) and sent[: len(left)] == left:
-            return {**optional_params, "stop": sent}
-    return optional_params
-
-
-def _filled(response: ModelResponse, text: str, finished: Finished) -> ModelResponse:
-    response.choices[0].message.content = text
-    response.choices[0].finish_reason = finished.reason
-    response.usage = _usage(finished)
+def _filled(response: ModelResponse, answer: WholeAnswer) -> ModelResponse:
+    response.choices = [Choices(**choice) for choice in answer.choices()]
+    response.usage = Usage(**answer.usage())
     return response
-
-
-def _usage(finished: Finished) -> Usage:
-    return Usage(
-        prompt_tokens=finished.prompt_tokens,
-        completion_tokens=finished.completion_tokens,
-        total_tokens=finished.prompt_tokens + finished.completion_tokens,
-        prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=finished.cached_tokens),
-    )
 
 
 def _new_id() -> str:

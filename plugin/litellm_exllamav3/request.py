@@ -10,6 +10,7 @@ from typing import Protocol, Self, TypeVar
 from exllamav3_adapters.contract import (
     Chat,
     Engine,
+    EngineInfo,
     EventStream,
     Finished,
     GenerationEvent,
@@ -39,7 +40,7 @@ class EngineSource(Protocol):
 
 
 class Request:
-    """Use as a context manager around all that is done for one request; leaving it frees its place and cancels its job.
+    """Use as a context manager around all that is done for one request; leaving it frees its place, cancels its jobs.
 
     Every call here ends by the deadline: with `EngineUnavailable` while the engine has not started the request, and
     with `GenerationTimeout` after that. All of it belongs to the loop.
@@ -51,7 +52,12 @@ class Request:
         self._timeout_seconds = timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout_seconds
-        self._stream: RequestStream | None = None
+        self._streams: list[RequestStream] = []
+        self._more_follow = False
+
+    async def info(self) -> EngineInfo:
+        """Waits for the engine, then `Engine.info`."""
+        return (await self._source.engine(self._deadline)).info
 
     async def render(self, chat: Chat) -> Prompt:
         """Waits for the engine, then `Engine.render`."""
@@ -65,23 +71,29 @@ class Request:
         """Waits for the engine, then `Engine.tokenize`."""
         return await self._call(lambda engine: engine.tokenize(text))
 
-    async def open_stream(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> RequestStream:
-        """Waits for the engine, then `Engine.generate`, ended at the deadline. Once per request."""
-        assert self._stream is None, "one request opens one stream"
+    async def open_stream(
+        self, prompt: Prompt, params: GenerationParams, *, retain: bool = True, more_follow: bool = False
+    ) -> RequestStream:
+        """Waits for the engine, then `Engine.generate`, ended at the deadline.
+
+        A request for several answers opens a stream for each. `more_follow`: another will be opened, so the place is
+        kept even if all that are open end before.
+        """
         engine = await self._source.engine(self._deadline)
         try:
             stream = engine.generate(prompt, params, retain=retain)
         except EngineDied as error:
             self._source.engine_died(engine, error)
             raise
-        self._stream = RequestStream(self, engine, stream)
-        return self._stream
+        self._more_follow = more_follow
+        self._streams.append(RequestStream(self, engine, stream))
+        return self._streams[-1]
 
     async def aclose(self) -> None:
-        """Frees the place and cancels the job, if it still runs. May be called more than once."""
+        """Frees the place and cancels the jobs that still run. May be called more than once."""
         self._ticket.leave(self._loop.time())
-        if self._stream is not None:
-            await self._stream.aclose()
+        for stream in self._streams:
+            await stream.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,18 +138,22 @@ class Request:
     def started(self) -> None:
         self._ticket.start(self._loop.time())
 
-    def left(self) -> None:
-        self._ticket.leave(self._loop.time())
+    def stream_ended(self) -> None:
+        """Frees the place with the last stream, before its reader has taken the rest."""
+        if not self._more_follow and all(stream.ended for stream in self._streams):
+            self._ticket.leave(self._loop.time())
 
 
 class RequestStream:
-    """The `contract.EventStream` of one request. At the deadline it raises, and the job is cancelled in the engine."""
+    """A `contract.EventStream` of one request. At the deadline it raises, and the job is cancelled in the engine."""
 
     def __init__(self, request: Request, engine: Engine, stream: EventStream) -> None:
         self._request = request
         self._engine = engine
         self._stream = stream
         self._closed = False
+        self.ended = False
+        """Whether nothing of it runs in the engine any more."""
 
     def __aiter__(self) -> Self:
         return self
@@ -154,13 +170,17 @@ class RequestStream:
         if isinstance(event, Started):
             self._request.started()
         elif isinstance(event, Finished):
-            self._request.left()
+            self._end()
         return event
 
     async def aclose(self) -> None:
-        """Frees the request's place and cancels its job. May be called more than once."""
+        """Cancels the job, and frees the request's place if it was the last. May be called more than once."""
         if self._closed:
             return
         self._closed = True
-        self._request.left()
+        self._end()
         await self._stream.aclose()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._request.stream_ended()
