@@ -265,6 +265,8 @@ class EngineInfo:
     """The form that the model's tool calls are expected in. None: none is known, and calls stay text."""
     has_reasoning: bool = False
     """Whether reasoning is told from the answer."""
+    text_start: tuple[int, ...] = ()
+    """Tokens that begin a plain text, which `tokenize` does not add: a BOS where the tokenizer wants one."""
     effective_settings: Mapping[str, str] = field(default_factory=dict)
     """Option -> who implements it and with which value, for one line in the log."""
 

@@ -42,6 +42,7 @@ from exllamav3_adapters.exl3.sampling import build_filters
 from exllamav3_adapters.exl3.scheduler import Scheduler
 from exllamav3_adapters.exl3.tiers import check_tiers
 from exllamav3_adapters.policies.prefill_cost import PrefillCost
+from exllamav3_adapters.text_start import text_start
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -93,6 +94,9 @@ class Exl3Engine:
             cache_fingerprint=cache_fingerprint(loaded),
             tool_format=loaded.renderer.answer_format.tool_format,
             has_reasoning=loaded.renderer.answer_format.reasoning is not None,
+            text_start=text_start(
+                loaded.tokenizer.tokenizer, loaded.tokenizer.tokenizer_config_dict, loaded.tokenizer.bos_token_id
+            ),
             effective_settings=effective_settings(settings, Generator, is_hybrid=is_hybrid),
         )
         check_tiers(settings.memory, loaded.cache)
