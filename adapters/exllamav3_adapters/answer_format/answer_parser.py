@@ -35,6 +35,7 @@ class CallNumbers:
     def __init__(self, *, parallel: bool) -> None:
         self._parallel = parallel
         self._is_told = False
+        self._has_arguments = False
         self.num_calls = 0
 
     def event(self, piece: CallBegun | CallArguments) -> ToolCallStart | ToolCallArguments | None:
@@ -44,10 +45,18 @@ class CallNumbers:
             if not self._is_told:
                 return None
             self.num_calls += 1
+            self._has_arguments = False
             return ToolCallStart(index=self.num_calls - 1, id=f"call_{secrets.token_hex(12)}", name=piece.name)
         if not self._is_told or not piece.text:
             return None
+        self._has_arguments = True
         return ToolCallArguments(index=self.num_calls - 1, text=piece.text)
+
+    def end(self) -> list[ToolCallArguments]:
+        """The model has ended its turn: a last call to which it gave no arguments has an empty object of them."""
+        if self.num_calls == 0 or self._has_arguments:
+            return []
+        return [ToolCallArguments(index=self.num_calls - 1, text="{}")]
 
 
 class TaggedAnswer:
@@ -101,6 +110,7 @@ class TaggedAnswer:
             case "calls":
                 assert self._calls is not None
                 events += self._translated(self._calls.end())
+                events += [] if cut else self._numbers.end()
             case "start":
                 assert self._tags is not None
                 events += self._text(_without_cut_tag(held, (self._tags.start,)) if cut else held)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from exllamav3_adapters.answer_format.json_calls import JsonCalls
-from exllamav3_adapters.answer_format.lark import json_value, literal
+from exllamav3_adapters.answer_format.lark import json_value, literal, section_of_calls
 from exllamav3_adapters.answer_format.tool_format import CallReader, tool_name, tool_parameters
 from exllamav3_adapters.contract import Tool
 
@@ -44,11 +44,8 @@ class JsonInTags:
         return JsonCalls(self.close)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> str:
-        more = f" ({literal(self.between)} call_any)*" if parallel else ""
-        rules = [f"calls: {literal(self.before)} call_any{more} {literal(self.after)}"]
-        rules.append(f"call_any: {' | '.join(f'call_{number}' for number in range(len(tools)))}")
-        rules += [f"call_{number}: {self._object(tool)}" for number, tool in enumerate(tools)]
-        return "\n".join(rules)
+        calls = [self._object(tool) for tool in tools]
+        return section_of_calls(calls, before=self.before, between=self.between, after=self.after, parallel=parallel)
 
     def _object(self, tool: Tool) -> str:
         name = json.dumps(tool_name(tool), ensure_ascii=False)

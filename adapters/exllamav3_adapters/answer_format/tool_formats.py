@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from exllamav3_adapters.answer_format.deepseek import DEEPSEEK, DEEPSEEK_V31
 from exllamav3_adapters.answer_format.json_in_tags import COMMAND, GRANITE, HERMES, JAMBA, NEMOTRON, PHI
+from exllamav3_adapters.answer_format.kimi_k2 import KIMI_K2
+from exllamav3_adapters.answer_format.mistral import MISTRAL, MISTRAL_ID, MISTRAL_NAME
 from exllamav3_adapters.answer_format.tool_format import ToolFormat
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
@@ -17,6 +20,12 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
         PHI,
         GRANITE,
         JAMBA,
+        DEEPSEEK,
+        DEEPSEEK_V31,
+        KIMI_K2,
+        MISTRAL,
+        MISTRAL_ID,
+        MISTRAL_NAME,
     )
 }
 
@@ -26,6 +35,12 @@ OWN_BLOCK: Final = HERMES.name
 _MARKS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (COMMAND.name, ("<|START_ACTION|>",)),
     (NEMOTRON.name, ("<TOOLCALL>",)),
+    (KIMI_K2.name, ("<|tool_calls_section_begin|>",)),
+    (DEEPSEEK.name, ("<｜tool▁calls▁begin｜>", "```json")),
+    (DEEPSEEK_V31.name, ("<｜tool▁calls▁begin｜>",)),
+    (MISTRAL_ID.name, ("[TOOL_CALLS]", "[CALL_ID]")),
+    (MISTRAL_NAME.name, ("[TOOL_CALLS]", "[ARGS]")),
+    (MISTRAL.name, ("[TOOL_CALLS]",)),
     (PHI.name, ("<|tool_call|>", "<|/tool_call|>")),
     (GRANITE.name, ("<|tool_call|>",)),
     (JAMBA.name, ("<tool_calls>",)),
