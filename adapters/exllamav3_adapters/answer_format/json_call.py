@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from exllamav3_adapters.answer_format.json_value import JsonValueEnd
@@ -11,6 +11,9 @@ from exllamav3_adapters.answer_format.tool_format import CallArguments, CallBegu
 
 NAME_KEYS: Final = ("name", "tool_name", "function")
 ARGUMENT_KEYS: Final = ("arguments", "parameters", "args", "input")
+
+
+_OTHER_KEYS: Final = ("type", "id", "index", "call_id", "tool_call_id")
 
 
 class JsonCall:
@@ -21,17 +24,20 @@ class JsonCall:
     passed on stays, and `rest` begins where it went wrong.
     """
 
-    def __init__(self, accepts: Callable[[str], bool] = lambda name: True) -> None:
-        """`accepts` is asked about the name; an object with another one is broken."""
-        self._accepts = accepts
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        """With `names`, the object may as well be an answer: it is broken as soon as it cannot be a call to one of
+        them any more, and the call begins with its arguments."""
+        self._names = None if names is None else tuple(f'"{name}"' for name in names)
+        self._keys = tuple(f'"{key}"' for key in (*NAME_KEYS, *ARGUMENT_KEYS, *_OTHER_KEYS))
         self._step: Callable[[str, list[Piece]], int] = self._take_opening
         self._token = ""  # of a key or of a value that is needed whole
         self._value = JsonValueEnd()
         self._key = ""
-        self._has_name = False
+        self._name = ""
         self._has_arguments = False
         self._nested = 0  # levels of a key that holds the call itself
         self._waiting: str | None = None  # arguments that came before the name
+        self.is_begun = False
         self.rest: str | None = None
         self.is_broken = False
 
@@ -44,15 +50,14 @@ class JsonCall:
                 self.rest = text
         return pieces
 
-    @property
-    def has_name(self) -> bool:
-        return self._has_name
-
     def end(self) -> list[Piece]:
         """The text ends here. A name without arguments has none yet."""
-        if self._step == self._take_value and self._key in ARGUMENT_KEYS and self._token and self._has_name:
-            return [CallArguments(self._token)]  # a string that was cut
-        return []
+        pieces: list[Piece] = []
+        if self._name:
+            self._begin(pieces)
+        if self.is_begun and self._step == self._take_value and self._key in ARGUMENT_KEYS:
+            pieces.append(CallArguments(_text_of_cut(self._token)))
+        return pieces
 
     # Each step takes some of the text, never none of it unless it changes the step, and returns how much.
 
@@ -74,6 +79,8 @@ class JsonCall:
             self._value = JsonValueEnd()
         taken = self._value.take(text)
         self._token += text[:taken]
+        if self._names is not None and not _may_become(self._token, self._keys):
+            return taken + self._break()
         if self._value.is_complete:
             self._key, self._token = _loaded_text(self._token), ""
             self._step = self._take_colon
@@ -102,7 +109,9 @@ class JsonCall:
         self._step = self._take_arguments if streams else self._take_value
         if streams:
             self._has_arguments = True
-            self._waiting = None if self._has_name else ""
+            self._waiting = None if self._name else ""
+            if self._name:
+                self._begin(pieces)
         return 0
 
     def _take_arguments(self, text: str, pieces: list[Piece]) -> int:
@@ -121,38 +130,44 @@ class JsonCall:
     def _take_value(self, text: str, pieces: list[Piece]) -> int:
         taken = self._value.take(text)
         self._token += text[:taken]
-        if self._value.is_broken:
+        is_name = self._key in NAME_KEYS and not self._name and self._names is not None
+        if self._value.is_broken or (is_name and not _may_become(self._token, self._names or ())):
             return taken + self._break()
         if not self._value.is_complete:
             return taken
         value, self._token = self._token, ""
         self._step = self._take_key
-        if self._key in NAME_KEYS and not self._has_name:
-            name = _loaded_text(value)
-            if not name or not self._accepts(name):
+        if self._key in NAME_KEYS and not self._name:
+            self._name = _loaded_text(value)
+            if not self._name:
                 return taken + self._break()
-            self._has_name = True
-            pieces.append(CallBegun(name))
-            if self._waiting:
-                pieces.append(CallArguments(self._waiting))
-                self._waiting = None
+            if self._names is None or self._waiting is not None:
+                self._begin(pieces)
         elif self._key in ARGUMENT_KEYS and not self._has_arguments:
             self._has_arguments = True
-            text_ = _loaded_text(value) if value.startswith('"') else "" if value == "null" else value
-            if self._has_name:
-                pieces.append(CallArguments(text_ or "{}"))
-            else:
-                self._waiting = text_ or "{}"
+            self._waiting = _arguments_of(value)
+            if self._name:
+                self._begin(pieces)
         return taken
+
+    def _begin(self, pieces: list[Piece]) -> None:
+        """Tells of the call, and of arguments that are known."""
+        if not self.is_begun:
+            self.is_begun = True
+            pieces.append(CallBegun(self._name))
+        if self._waiting is not None:
+            pieces.append(CallArguments(self._waiting))
+            self._waiting = None
 
     def _finish(self, pieces: list[Piece]) -> None:
         if self._nested:
             self._nested -= 1
             return
-        if self._has_name and not self._has_arguments:
-            pieces.append(CallArguments("{}"))
-        self.is_broken = not self._has_name
         self._step = self._done
+        self.is_broken = not self._name
+        if self._name:
+            self._waiting = self._waiting if self._has_arguments else "{}"
+            self._begin(pieces)
 
     def _break(self) -> int:
         self.is_broken = True
@@ -161,6 +176,24 @@ class JsonCall:
 
     def _done(self, text: str, pieces: list[Piece]) -> int:
         raise AssertionError("nothing is read after the end")
+
+
+def _may_become(token: str, whole: Collection[str]) -> bool:
+    return any(text.startswith(token) for text in whole)
+
+
+def _arguments_of(value: str) -> str:
+    """The object that a value other than an object stands for."""
+    text = _loaded_text(value) if value.startswith('"') else "" if value == "null" else value
+    return text or "{}"
+
+
+def _text_of_cut(token: str) -> str:
+    """What there is of a JSON string's text; its last escape may be cut."""
+    if not token.startswith('"'):
+        return token
+    shorter = (token[: len(token) - cut] for cut in range(min(len(token), 6)))
+    return next(filter(None, (_loaded_text(text + '"') for text in shorter)), "")
 
 
 def _loaded_text(token: str) -> str:

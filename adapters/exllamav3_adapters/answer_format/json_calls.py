@@ -14,19 +14,15 @@ class JsonCalls:
     """A `CallReader` of `{...}`, of `[{...}, {...}]`, and of objects that commas or semicolons separate.
 
     With a closing tag, what is no call is prose up to that tag, and what follows a broken call is dropped up to it.
-    Without one, the section ends with the last object, and prose begins where there is none. `is_marked`: a tag opened
-    the section, so that an object whose name never came is no answer of its own.
+    Without one, the section ends with the last object, and prose begins where there is none.
     """
 
-    def __init__(
-        self, close: str | None, *, is_marked: bool = True, new_call: Callable[[], JsonCall] = JsonCall
-    ) -> None:
+    def __init__(self, close: str | None, *, new_call: Callable[[], JsonCall] = JsonCall) -> None:
         self._close = close
-        self._is_marked = is_marked
         self._new_call = new_call
         self._state: Literal["before", "call", "after", "over", "prose", "dropped"] = "before"
         self._call = new_call()
-        self._raw = ""  # of an object whose name is not known yet
+        self._raw = ""  # of an object that may turn out to be no call
         self._held = ""
         self.rest: str | None = None
 
@@ -45,8 +41,6 @@ class JsonCalls:
 
     def end(self) -> list[Piece]:
         if self._state == "call":
-            if self._raw and not self._is_marked:
-                return [Prose(self._raw)]
             return self._call.end()
         is_text = self._state == "prose" and len(self._held) == 1
         return [Prose(self._held)] if is_text else []
@@ -78,7 +72,7 @@ class JsonCalls:
     def _read_call(self, text: str, pieces: list[Piece]) -> str:
         pieces += self._call.read(text)
         rest = self._call.rest
-        self._raw = "" if self._call.has_name else self._raw + (text if rest is None else text[: len(text) - len(rest)])
+        self._raw = "" if self._call.is_begun else self._raw + (text if rest is None else text[: len(text) - len(rest)])
         if rest is None:
             return ""
         self._state = "after"

@@ -8,6 +8,7 @@ from typing import Final
 from exllamav3_adapters.answer_format.deepseek import DEEPSEEK, DEEPSEEK_V31
 from exllamav3_adapters.answer_format.json_in_tags import COMMAND, GRANITE, HERMES, JAMBA, NEMOTRON, PHI
 from exllamav3_adapters.answer_format.kimi_k2 import KIMI_K2
+from exllamav3_adapters.answer_format.llama3_json import LLAMA3_JSON
 from exllamav3_adapters.answer_format.mistral import MISTRAL, MISTRAL_ID, MISTRAL_NAME
 from exllamav3_adapters.answer_format.tool_format import ToolFormat
 
@@ -26,6 +27,7 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
         MISTRAL,
         MISTRAL_ID,
         MISTRAL_NAME,
+        LLAMA3_JSON,
     )
 }
 
@@ -46,6 +48,8 @@ _MARKS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (JAMBA.name, ("<tool_calls>",)),
     # From here on, marks that templates of other forms have too.
     (HERMES.name, ("<tool_call>",)),
+    (LLAMA3_JSON.name, ("<|python_tag|>",)),
+    (LLAMA3_JSON.name, ('{"name": ', '"parameters": ')),
 )
 """Texts in a template's source that tell its form, all of them; the first entry that fits counts."""
 
