@@ -14,6 +14,7 @@ from litellm_exllamav3.availability import OPTIONS
 from litellm_exllamav3.config_file import SECTION, Config, read_config
 from litellm_exllamav3.faults import SettingsError
 from litellm_exllamav3.prefix_commands import forget, prefixes
+from litellm_exllamav3.request_fields_reference import request_fields_reference
 from litellm_exllamav3.settings_reference import settings_reference as reference
 from litellm_exllamav3.settings_table import effective_settings
 
@@ -54,6 +55,12 @@ app.command()(forget)
 def settings_reference() -> None:
     """Print the configuration reference in Markdown."""
     typer.echo(reference(), nl=False)
+
+
+@app.command()
+def request_fields() -> None:
+    """Print in Markdown what becomes of each field of a request."""
+    typer.echo(request_fields_reference(), nl=False)
 
 
 def _show(config: Config, everything: bool) -> None:

@@ -94,6 +94,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "extra_headers",
         "max_retries",
         "cache_control",
+        "context_management",
         "diagnostics",
         "inference_geo",
         "speed",
@@ -126,8 +127,8 @@ NOT_SUPPORTED: Final[Mapping[str, Callable[[Any], bool]]] = {
     "audio": _never,
     "moderation": _never,
     "web_search_options": _never,
-    "context_management": _is_falsy,
     "container": _never,
+    "mcp_servers": _is_falsy,
 }
 """Parameter -> whether this value of it asks for nothing, and so may pass."""
 
