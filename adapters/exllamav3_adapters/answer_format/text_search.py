@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 
 def find_first(text: str, tags: Sequence[str], *, at_front_only: Collection[str] = ()) -> tuple[int, str | None]:
-    """Where the first of the tags stands, and which it is: the longest, where several do. `(len(text), None)`: none.
+    """Where the first of the tags stands, and which it is: the longest, where several do. `(len(text), None)`: none,
+    or not certain, because one that begins earlier is not complete.
 
     Those of `at_front_only` count only where nothing but white space is before them.
     """
@@ -14,7 +15,10 @@ def find_first(text: str, tags: Sequence[str], *, at_front_only: Collection[str]
     found = [(at, tag) for at, tag in found if tag not in at_front_only or not text[:at].strip()]
     if not found:
         return len(text), None
-    return min(found, key=lambda pair: (pair[0], -len(pair[1])))
+    at, tag = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+    if len(text) - held_length(text, tags) < at:
+        return len(text), None
+    return at, tag
 
 
 def held_length(text: str, tags: Sequence[str]) -> int:
