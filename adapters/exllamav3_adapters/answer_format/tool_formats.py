@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exllamav3_adapters.answer_format.deepseek import DEEPSEEK, DEEPSEEK_V31
+from exllamav3_adapters.answer_format.glm import GLM
 from exllamav3_adapters.answer_format.json_in_tags import COMMAND, GRANITE, HERMES, JAMBA, NEMOTRON, PHI
 from exllamav3_adapters.answer_format.kimi_k2 import KIMI_K2
 from exllamav3_adapters.answer_format.llama3_json import LLAMA3_JSON
 from exllamav3_adapters.answer_format.mistral import MISTRAL, MISTRAL_ID, MISTRAL_NAME
 from exllamav3_adapters.answer_format.tool_format import ToolFormat
+from exllamav3_adapters.answer_format.xml_parameters import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX, QWEN_CODER, SEED
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     format_.name: format_
@@ -28,6 +30,12 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
         MISTRAL_ID,
         MISTRAL_NAME,
         LLAMA3_JSON,
+        QWEN_CODER,
+        SEED,
+        MINIMAX,
+        DEEPSEEK_V4,
+        DEEPSEEK_V32,
+        GLM,
     )
 }
 
@@ -46,6 +54,12 @@ _MARKS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (PHI.name, ("<|tool_call|>", "<|/tool_call|>")),
     (GRANITE.name, ("<|tool_call|>",)),
     (JAMBA.name, ("<tool_calls>",)),
+    (DEEPSEEK_V32.name, ("｜DSML｜", "function_calls>")),
+    (DEEPSEEK_V4.name, ("｜DSML｜",)),
+    (MINIMAX.name, ("<minimax:tool_call>",)),
+    (SEED.name, ("<seed:tool_call>",)),
+    (QWEN_CODER.name, ("<function=", "<parameter=")),
+    (GLM.name, ("<arg_key>",)),
     # From here on, marks that templates of other forms have too.
     (HERMES.name, ("<tool_call>",)),
     (LLAMA3_JSON.name, ("<|python_tag|>",)),
