@@ -88,11 +88,29 @@ def _choice(name: str, value: Any) -> Grammar:
     return Grammar(kind="lark", source="start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value))
 
 
+def _structured_outputs(name: str, value: Any) -> Grammar | None:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} must be an object, not {json_kind(value)}.", name)
+    asked = [key for key, constraint in value.items() if constraint is not None]
+    if len(asked) != 1 or asked[0] not in _STRUCTURED_OUTPUTS:
+        raise InvalidRequest(f"{name} must hold one of {', '.join(_STRUCTURED_OUTPUTS)}, and nothing else.", name)
+    key = asked[0]
+    return _STRUCTURED_OUTPUTS[key](f"{name}.{key}", value[key])
+
+
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{name} must be a text that is not empty, not {json_kind(value)}.", name)
     return value
 
+
+_STRUCTURED_OUTPUTS: Final[Mapping[str, Callable[[str, Any], Grammar]]] = {
+    "json": _json_schema,
+    "regex": _regex,
+    "grammar": _lark,
+    "choice": _choice,
+}
+"""vLLM's names within its later `structured_outputs`."""
 
 CONSTRAINTS: Final[Mapping[str, Callable[[str, Any], Grammar | None]]] = {
     "response_format": _response_format,
@@ -105,5 +123,6 @@ CONSTRAINTS: Final[Mapping[str, Callable[[str, Any], Grammar | None]]] = {
     "grammar_string": _lark,
     "guided_grammar": _lark,
     "guided_choice": _choice,
+    "structured_outputs": _structured_outputs,
 }
 """Parameter -> how it is read. The plain keys are llama.cpp's, TabbyAPI's and vLLM's."""
