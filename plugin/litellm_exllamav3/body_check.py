@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from exllamav3_adapters.errors import InvalidRequest
-from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, OTHER_MEDIA, ROLES
+from litellm_exllamav3.chat_request import OTHER_MEDIA, ROLES
 from litellm_exllamav3.request_shapes import refuse_misshapen
 
 _PART_TYPES: Final = frozenset({"text", *OTHER_MEDIA})
@@ -22,8 +22,6 @@ _TIMEOUTS: Final = ("timeout", "stream_timeout", "request_timeout")
 
 def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
     """Raises `InvalidRequest`, which names the place. `call_type` is LiteLLM's name of the route."""
-    if call_type == "atext_completion":
-        raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
     if body.get("custom_llm_provider") is not None:
         # It would send the chat, prompt and all, to another company.
         raise InvalidRequest("custom_llm_provider is for the proxy's config; remove it.", "custom_llm_provider")

@@ -6,20 +6,18 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final
 
-from exllamav3_adapters.contract import Chat, EngineInfo, GenerationParams, PrefillProgress, Prompt
-from exllamav3_adapters.errors import EngineError, InvalidRequest
+from exllamav3_adapters.contract import Chat, GenerationParams, Prompt
+from exllamav3_adapters.errors import EngineError
 from litellm_exllamav3.answer_message import AnswerEvent
 from litellm_exllamav3.capture import Capture, Sighting
 from litellm_exllamav3.choice_streams import ChoiceStreams, Event
+from litellm_exllamav3.copies import has_prefilled, other_seed, refuse_past_the_batch
 from litellm_exllamav3.head import chat_head
 from litellm_exllamav3.request import Request, RequestStream
 from litellm_exllamav3.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
-
-_INT64: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +44,7 @@ class ChatCall:
         """
         async with self.model.admit(self.timeout_seconds) as request:
             if self.num_choices > 1:
-                _refuse_past_the_batch(self.num_choices, await request.info())
+                refuse_past_the_batch(self.num_choices, await request.info())
             prompt = await request.render(self.chat)
             first = await self._open_stream(request, prompt, 0)
             # Now, since the engine computes meanwhile: a head that has to be rendered delays no first token.
@@ -68,7 +66,7 @@ class ChatCall:
             streams.add(first)
             others = range(1, self.num_choices)
             async for index, event in streams:
-                if others and _has_prefilled(event):
+                if others and has_prefilled(event):
                     for other in others:
                         streams.add(await self._open_stream(request, prompt, other))
                     others = range(0)
@@ -77,7 +75,7 @@ class ChatCall:
     async def _open_stream(self, request: Request, prompt: Prompt, index: int) -> RequestStream:
         return await request.open_stream(
             prompt,
-            replace(self.params, seed=_seed(self.params.seed, index)),
+            replace(self.params, seed=other_seed(self.params.seed, index)),
             retain=self.retain,
             more_follow=index + 1 < self.num_choices,
         )
@@ -95,25 +93,3 @@ class ChatCall:
             logger.warning("model %s: a hot head was not kept: %s", self.model.key, error.message)
             return
         capture.keep(sighting, head, num_tokens)
-
-
-def _refuse_past_the_batch(num_choices: int, info: EngineInfo) -> None:
-    if num_choices > info.max_batch_size:
-        raise InvalidRequest(
-            f"n must be at most {info.max_batch_size} with model '{info.model_key}', which answers that many side by "
-            f"side (max_batch_size); it is {num_choices}.",
-            "n",
-        )
-
-
-def _has_prefilled(event: Event) -> bool:
-    if isinstance(event, PrefillProgress):
-        return event.done_tokens >= event.total_tokens
-    return isinstance(event, AnswerEvent)
-
-
-def _seed(seed: int | None, index: int) -> int | None:
-    """Another seed of 64 bits for each answer. None stays random."""
-    if seed is None:
-        return None
-    return (seed + index + _INT64) % (2 * _INT64) - _INT64

@@ -8,8 +8,6 @@ from typing import Any, Final
 from exllamav3_adapters.contract import Chat, Message, Tool
 from exllamav3_adapters.errors import InvalidRequest
 
-NO_TEXT_COMPLETIONS: Final = "exllamav3 models do not serve /v1/completions yet; use /v1/chat/completions."
-
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 _MESSAGE_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")

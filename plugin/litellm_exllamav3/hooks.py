@@ -6,33 +6,39 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException, UserAPIKeyAuth
+from litellm.types.utils import TextCompletionResponse
 
 from exllamav3_adapters.errors import EngineError, InvalidRequest
 from litellm_exllamav3.body_check import refuse_malformed
 from litellm_exllamav3.error_table import error_row, retry_after_header
+from litellm_exllamav3.field_check import FieldCheck
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.head import request_head
 from litellm_exllamav3.retention import request_is_retained
 from litellm_exllamav3.running_gateway import current_gateway
 from litellm_exllamav3.settings import ModelSettings
 from litellm_exllamav3.sighting import leave_note
+from litellm_exllamav3.text_ledger import close_ledger, open_ledger, repaired_stream
+from litellm_exllamav3.text_prompts import drop_token_ids, hold_token_ids
 
 logger = logging.getLogger("litellm_exllamav3")
 
 _PREFIX: Final = f"{PROVIDER}/"
-_ROUTES_WITHOUT_ERRORS: Final = ("anthropic_messages", "aresponses")
+_fields: Final = FieldCheck()
+_ROUTES_WITHOUT_ERRORS: Final = ("anthropic_messages", "aresponses", "atext_completion")
 """Where LiteLLM tries again, or answers 200 and puts the error into the stream, or drops `retry-after`."""
 
 
 class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types for us
-    """Counts the heads of requests to our models, and refuses what LiteLLM would fail on by itself.
+    """Counts the heads of requests to our models, refuses what LiteLLM would fail on, and keeps what it would lose.
 
-    Edits nothing, waits for nothing, takes under a millisecond.
+    Waits for nothing, takes under a millisecond.
     """
 
     async def async_pre_call_hook(
@@ -40,6 +46,8 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
     ) -> None:
         # LiteLLM calls only a hook that the instance's own class defines.
         leave_note()  # in case another request's is left in this context
+        drop_token_ids()
+        close_ledger()
         try:
             target = _target(data, user_api_key_dict)
         except Exception as error:
@@ -49,6 +57,27 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
             await _refuse(target, data, call_type)
         if target.keys:
             _count(target.keys, user_api_key_dict, data, call_type)
+        if target.keys and call_type == "atext_completion":
+            open_ledger()
+
+    def async_post_call_streaming_iterator_hook(
+        self, user_api_key_dict: UserAPIKeyAuth, response: Any, request_data: dict[str, Any]
+    ) -> Any:
+        """Not `async`: what is no text completion of ours passes as it is, with no step more for each chunk."""
+        options = request_data.get("stream_options")
+        wants_usage = isinstance(options, Mapping) and options.get("include_usage") is True
+        return repaired_stream(response, partial(_TextChunk, wants_usage=wants_usage))
+
+
+class _TextChunk(TextCompletionResponse):  # type: ignore[misc]  # litellm has no types for us
+    """LiteLLM writes a stream's chunks without their nulls; OpenAI's clients look for a `finish_reason` in each."""
+
+    def __init__(self, *, usage: Any, wants_usage: bool, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.usage = usage if wants_usage else None  # which would be zeros
+
+    def model_dump_json(self, **options: Any) -> str:
+        return str(super().model_dump_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +115,14 @@ def _key(params: Mapping[str, Any]) -> str | None:
     return model if params.get("custom_llm_provider") == PROVIDER else None
 
 
-async def _refuse(target: _Target, data: Mapping[str, Any], call_type: str) -> None:
+async def _refuse(target: _Target, data: dict[str, Any], call_type: str) -> None:
     """What only a hook can refuse with its true status. Raises `ProxyException`."""
     try:
         refuse_malformed(data, call_type)
+        if call_type == "atext_completion":
+            hold_token_ids(data)
+        if litellm.drop_params is not True:
+            _fields.check(data, call_type, has_database=_has_database())
         if call_type in _ROUTES_WITHOUT_ERRORS and not target.has_fallbacks:
             await _refuse_unless_one_can_answer(target.keys)
         return
@@ -99,6 +132,10 @@ async def _refuse(target: _Target, data: Mapping[str, Any], call_type: str) -> N
         headers = retry_after_header(error)
         refusal = ProxyException(message=error.message, type=row.type, param=param, code=row.status, headers=headers)
     raise refusal
+
+
+def _has_database() -> bool:
+    return getattr(sys.modules.get("litellm.proxy.proxy_server"), "prisma_client", None) is not None
 
 
 async def _refuse_unless_one_can_answer(keys: tuple[str, ...]) -> None:

@@ -18,7 +18,14 @@ from typing import Any, Final, NoReturn
 
 import litellm
 from litellm.llms.custom_llm import CustomLLM
-from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
+from litellm.types.utils import (
+    Choices,
+    ModelResponse,
+    ModelResponseStream,
+    TextChoices,
+    TextCompletionResponse,
+    Usage,
+)
 
 from exllamav3_adapters.contract import Finished, Text
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineError, EngineUnavailable, InvalidRequest
@@ -26,7 +33,7 @@ from litellm_exllamav3.answer_chunks import AnswerChunks
 from litellm_exllamav3.answer_message import WholeAnswer
 from litellm_exllamav3.answer_params import read_answer_params
 from litellm_exllamav3.chat_call import ChatCall
-from litellm_exllamav3.chat_request import NO_TEXT_COMPLETIONS, read_chat
+from litellm_exllamav3.chat_request import read_chat
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.nonces import without_nonces
@@ -38,6 +45,11 @@ from litellm_exllamav3.running_gateway import nonce_rules, running_gateway, serv
 from litellm_exllamav3.served_model import ServedModel
 from litellm_exllamav3.sighting import find_sighting, hook_forbids_keeping
 from litellm_exllamav3.stop_strings import with_all_stops
+from litellm_exllamav3.text_answer import WholeText
+from litellm_exllamav3.text_call import TextCall
+from litellm_exllamav3.text_ledger import find_ledger
+from litellm_exllamav3.text_params import read_text_params, sampling_params
+from litellm_exllamav3.text_prompts import find_prompts
 
 logger = logging.getLogger("litellm_exllamav3")
 
@@ -47,7 +59,10 @@ HEALTH_CHECK_KEY: Final = "litellm-internal-health-check"
 class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no types for us
     """Serves `exllamav3/<model key>`. Everything runs on the loop; the engines run elsewhere."""
 
-    async def acompletion(self, *, model: str, model_response: ModelResponse, **request: Any) -> ModelResponse:
+    async def acompletion(
+        self, *, model: str, model_response: ModelResponse, **request: Any
+    ) -> ModelResponse | TextCompletionResponse:
+        """For `/v1/completions` its own response, which LiteLLM hands on: of a chat's it would lose the logprobs."""
         failure: Exception
         try:
             return await self._complete(model, model_response, request)
@@ -92,11 +107,15 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
     def streaming(self, *, model: str, **request: Any) -> NoReturn:
         self.completion(model=model)
 
-    async def _complete(self, model: str, response: ModelResponse, request: Mapping[str, Any]) -> ModelResponse:
+    async def _complete(
+        self, model: str, response: ModelResponse, request: Mapping[str, Any]
+    ) -> ModelResponse | TextCompletionResponse:
         response.id, response.created, response.model = _new_id(), int(time.time()), model
         if _is_health_check(request["litellm_params"]):
             _check_health(served_model(running_gateway(), model))
             return _filled(response, _healthy())
+        if _is_text_completion(request):
+            return await self._complete_text(model, request)
         call = _chat_call(model, request)
         answer = WholeAnswer(num_choices=call.num_choices, with_logprobs=call.params.top_logprobs is not None)
         async with aclosing(call.answer()) as events:
@@ -106,13 +125,33 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
             raise EngineError(f"model '{model}' ended its answer without a reason")
         return _filled(response, answer)
 
+    async def _complete_text(self, model: str, request: Mapping[str, Any]) -> TextCompletionResponse:
+        call = _text_call(model, request)
+        answer = WholeText(num_choices=call.num_choices, with_logprobs=call.params.top_logprobs is not None)
+        async with aclosing(call.answer()) as events:
+            async for index, event in events:
+                answer.add(index, event)
+        if not answer.complete:
+            raise EngineError(f"model '{model}' ended its answer without a reason")
+        return TextCompletionResponse(
+            id=_new_id("cmpl"),
+            created=int(time.time()),
+            model=model,
+            choices=[TextChoices(**choice) for choice in answer.choices()],
+            usage=Usage(**answer.usage()),
+        )
+
     async def _stream(self, model: str, request: Mapping[str, Any]) -> AsyncGenerator[ModelResponseStream, None]:
-        call = _chat_call(model, request)
+        is_text = _is_text_completion(request)
+        call = _text_call(model, request) if is_text else _chat_call(model, request)
+        ledger = find_ledger() if is_text else None
         chunks = AnswerChunks(call.num_choices)
-        chunk_id, created = _new_id(), 0
+        chunk_id, created = _new_id("cmpl" if is_text else "chatcmpl"), 0
         async with aclosing(call.answer()) as events:
             # Nothing is sent before the first piece of the answer: until then an error is still an HTTP error.
             async for index, event in events:
+                if ledger is not None:
+                    ledger.wrote(index, event)
                 for chunk in chunks.take(index, event):
                     # LiteLLM dates its own last chunk when it sees our first one.
                     created = created or int(time.time())
@@ -159,29 +198,50 @@ def litellm_error(error: Exception, model: str) -> Exception:
     return failure
 
 
+def _is_text_completion(request: Mapping[str, Any]) -> bool:
+    """LiteLLM makes a user's message of the prompt, which a chat template would then wrap."""
+    return request["logging_obj"].call_type in ("atext_completion", "text_completion")
+
+
 def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     gateway = running_gateway()
     served = served_model(gateway, model)
-    litellm_params = request["litellm_params"]
-    params = flat_params(with_all_stops(request["optional_params"], litellm_params))
-    if request["logging_obj"].call_type in ("atext_completion", "text_completion"):
-        # LiteLLM makes a user's message of the prompt, which the chat template would then wrap.
-        raise InvalidRequest(NO_TEXT_COMPLETIONS, "prompt")
+    params = flat_params(with_all_stops(request["optional_params"], request["litellm_params"]))
     chat = read_chat(request["messages"], params)
     answer = read_answer_params(params, chat)
     chat = answer.of_chat(chat)
-    # Either may hold anything; LiteLLM itself takes no more than this for a yes.
-    drop = litellm.drop_params is True or litellm_params.get("drop_params") is True
     return ChatCall(
         model=served,
         chat=replace(chat, messages=without_nonces(chat.messages, nonce_rules(gateway, model))),
-        params=answer.of_generation(generation_params(params, drop_unsupported=drop)),
+        params=answer.of_generation(generation_params(params, drop_unsupported=_drops_params(request))),
         num_choices=answer.num_choices,
         timeout_seconds=timeout_seconds(request.get("timeout")),
         retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
         capture=gateway.capture,
         sighting=find_sighting(model),
     )
+
+
+def _text_call(model: str, request: Mapping[str, Any]) -> TextCall:
+    gateway = running_gateway()
+    served = served_model(gateway, model)
+    params = flat_params(with_all_stops(request["optional_params"], request["litellm_params"]))
+    drop = _drops_params(request)
+    text = read_text_params(params, drop_unsupported=drop)
+    return TextCall(
+        model=served,
+        prompts=find_prompts(request["messages"]),
+        params=text.of_generation(generation_params(sampling_params(params), drop_unsupported=drop)),
+        num_copies=text.num_choices,
+        starts_text=text.starts_text,
+        timeout_seconds=timeout_seconds(request.get("timeout")),
+        retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
+    )
+
+
+def _drops_params(request: Mapping[str, Any]) -> bool:
+    """Either may hold anything; LiteLLM itself takes no more than this for a yes."""
+    return litellm.drop_params is True or request["litellm_params"].get("drop_params") is True
 
 
 def _is_retained(model: str, capture_enabled: bool, request: Mapping[str, Any]) -> bool:
@@ -235,8 +295,8 @@ def _filled(response: ModelResponse, answer: WholeAnswer) -> ModelResponse:
     return response
 
 
-def _new_id() -> str:
-    return f"chatcmpl-{uuid.uuid4().hex}"
+def _new_id(kind: str = "chatcmpl") -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
 
 
 handler = Exllamav3Provider()

@@ -124,14 +124,6 @@ def test_engine_settings_in_a_request_have_no_effect(client: openai.OpenAI, prox
     assert proxy.stats("tiny")["state"] == "ready"
 
 
-@pytest.mark.parametrize("prompt", ["hello", ["a", "b"], [1, 2, 3], [[1, 2], [3]]])
-def test_text_completions_are_refused_once(proxy: Proxy, prompt: object) -> None:
-    answer = post(proxy, "/v1/completions", prompt=prompt)
-    assert answer.status_code == 400, answer.text
-    assert "/v1/chat/completions" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"] == "prompt"
-
-
 def test_a_fault_in_one_job_is_a_500_once_and_the_model_goes_on(proxy: Proxy, client: openai.OpenAI) -> None:
     before = proxy.counter("tiny", "requests")
     for stream in (False, True):

@@ -74,7 +74,7 @@ def test_a_good_body_passes(call_type: str, body: dict[str, Any]) -> None:
         ("aresponses", {"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0].type"),
         ("aresponses", {"input": [{"role": "user", "content": [{}, {"type": {}}]}]}, "input[0].content[1].type"),
         ("aresponses", {"input": [{"content": 3}]}, "input[0].content"),
-        ("atext_completion", {"prompt": [1, 2]}, "prompt"),
+        ("atext_completion", {"prompt": 3}, "prompt"),
     ],
 )
 def test_a_malformed_body_is_refused_with_its_place(call_type: str, body: dict[str, Any], param: str) -> None:

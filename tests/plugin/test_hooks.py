@@ -22,6 +22,7 @@ from litellm_exllamav3.gateway import Gateway
 from litellm_exllamav3.hooks import CaptureHook, capture
 from litellm_exllamav3.provider import handler
 from litellm_exllamav3.sighting import find_sighting, hook_forbids_keeping
+from litellm_exllamav3.text_prompts import find_prompts
 
 FAKE = {"engine": "fake", "load": "lazy", "model": {"model_dir": "demo"}}
 MODELS = {"tiny": {**FAKE, "capture": {"min_tokens": 16}}, "private": {**FAKE, "capture": {"enabled": False}}}
@@ -181,14 +182,35 @@ async def test_a_router_that_fails_costs_no_request(heads: Capture, monkeypatch:
     assert sightings(heads) == 0
 
 
-async def test_text_completions_are_refused_for_our_aliases_alone(heads: Capture) -> None:
-    for prompt in ("x", [1, 2]):
-        with pytest.raises(ProxyException) as caught:
-            await call({"model": "local", "prompt": prompt}, "atext_completion")
-        assert caught.value.code == "400"
-    await call({"model": "mock", "prompt": "x"}, "atext_completion")
-    await call({"model": "mixed", "prompt": "x"}, "atext_completion")
+async def test_a_prompt_of_token_ids_is_kept_from_litellm_where_we_alone_answer(heads: Capture) -> None:
+    data = {"model": "local", "prompt": [[1, 2], [3]]}
+    await call(data, "atext_completion")
+    assert data["prompt"] == ["<2 token ids>", "<1 token ids>"]
+    assert find_prompts([]) == ((1, 2), (3,))
+    for alias in ("mock", "mixed"):
+        data = {"model": alias, "prompt": [1, 2]}
+        await call(data, "atext_completion")
+        assert data == {"model": alias, "prompt": [1, 2]}
+        assert find_prompts([{"role": "user", "content": "x"}]) == ("x",)
     assert sightings(heads) == 0
+
+
+@pytest.mark.usefixtures("heads")
+async def test_a_malformed_prompt_is_refused_for_our_aliases_alone() -> None:
+    with pytest.raises(ProxyException) as caught:
+        await call({"model": "local", "prompt": {}}, "atext_completion")
+    assert caught.value.code == "400"
+    await call({"model": "mock", "prompt": {}}, "atext_completion")
+
+
+@pytest.mark.usefixtures("heads")
+async def test_only_a_text_completion_of_ours_has_its_stream_wrapped() -> None:
+    stream, user = object(), UserAPIKeyAuth()
+    for data, call_type in ((body(), "acompletion"), ({"model": "mock", "prompt": "x"}, "atext_completion")):
+        await call(data, call_type)
+        assert capture.async_post_call_streaming_iterator_hook(user, stream, {}) is stream
+    await call({"model": "local", "prompt": "x"}, "atext_completion")
+    assert capture.async_post_call_streaming_iterator_hook(user, stream, {}) is not stream
 
 
 MESSAGE = {"model": "local", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}

@@ -215,9 +215,13 @@ async def test_a_synchronous_call_says_which_to_use() -> None:
 
 
 @pytest.mark.usefixtures("loader")
-async def test_a_text_completion_is_refused_rather_than_wrapped_in_a_chat() -> None:
-    with pytest.raises(litellm.BadRequestError, match="/v1/chat/completions"):
-        await litellm.atext_completion(model="exllamav3/tiny", prompt="once upon a time")
+async def test_a_library_completes_plain_text() -> None:
+    whole = await litellm.atext_completion(model="exllamav3/tiny", prompt=["say: one", "say: two"], logprobs=1)
+    assert [(choice.index, choice.text) for choice in whole.choices] == [(0, "one"), (1, "two")]
+    assert whole.choices[0].logprobs.tokens == ["o", "n", "e"]
+    assert whole.usage.prompt_tokens == 2 * len("say: one")
+    stream = await litellm.atext_completion(model="exllamav3/tiny", prompt="say: one", stream=True)
+    assert "".join([chunk.choices[0].text or "" async for chunk in stream]) == "one"
 
 
 @pytest.mark.usefixtures("loader")
