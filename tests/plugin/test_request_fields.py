@@ -14,6 +14,7 @@ import openai.types.responses.response_create_params
 import pytest
 from typer.testing import CliRunner
 
+from exllamav3_adapters.contract import GenerationParams
 from exllamav3_adapters.errors import InvalidRequest
 from litellm_exllamav3.answer_params import read_answer_params
 from litellm_exllamav3.chat_request import read_chat
@@ -22,6 +23,7 @@ from litellm_exllamav3.field_check import FieldCheck
 from litellm_exllamav3.request_fields import ROUTES, Field, Treatment
 from litellm_exllamav3.request_fields_reference import request_fields_reference
 from litellm_exllamav3.request_params import flat_params, generation_params
+from litellm_exllamav3.text_params import read_text_params, sampling_params
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +86,12 @@ CHAT_VALUES: dict[str, Any] = {
     "safety_identifier": "u",
 }
 """A value of each chat field that asks for something."""
+TEXT_VALUES = {name: CHAT_VALUES[name] for name in CHAT_VALUES if name not in ("logprobs", "top_logprobs")} | {
+    "best_of": 1,
+    "logprobs": 3,
+    "echo": True,
+    "suffix": "a",
+}
 OF_THE_CHAT_ITSELF = {"model", "messages", "stream", "stream_options", "top_logprobs"}
 """Fields whose effect is not in what is compared here; `top_logprobs` has it with `logprobs` alone."""
 NEEDS_TOOLS = {"tool_choice", "parallel_tool_calls"}
@@ -135,6 +143,23 @@ def test_what_becomes_of_a_chat_field_is_what_the_table_says(name: str) -> None:
         assert read(asked) != read(plain)
     else:
         read(asked)
+
+
+@pytest.mark.parametrize("field", ROUTES["atext_completion"].fields, ids=lambda field: field.name)
+def test_what_becomes_of_a_text_completions_field_is_what_the_table_says(field: Field) -> None:
+    if field.name in ("model", "prompt"):
+        return
+    flat = {field.name: TEXT_VALUES[field.name]}
+    refusal = None
+    found = None
+    try:
+        text = read_text_params(flat)
+        found = text.of_generation(generation_params(sampling_params(flat))), text.num_choices
+    except InvalidRequest as error:
+        refusal = error.param
+    assert refusal == (field.name if field.treatment is Treatment.REFUSED else None)
+    has_effect = field.treatment is Treatment.SUPPORTED and field.name not in ("stream", "stream_options", "best_of")
+    assert refusal is not None or (found != (GenerationParams(), 1)) is has_effect
 
 
 @pytest.mark.parametrize("field", list(fields("acompletion", Treatment.REFUSED)), ids=lambda field: field.name)
