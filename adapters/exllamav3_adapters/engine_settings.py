@@ -26,6 +26,25 @@ class ModelOptions:
     """Tokens prefilled in one step, a multiple of 256; a request leaves at such a boundary at the latest."""
     max_batch_size: int | None = None
     """Sequences decoded together. None: the engine's default."""
+    shared_chunk_size: int | None = None
+    """Tokens prefilled in one step while other requests decode. None: the engine's choice."""
+    prefill_cooldown: int | None = None
+    """Decoding steps between two prefill steps while other requests decode. None: the engine's default."""
+    max_history: int = 0
+    """Tokens by which recurrent state can be rolled back, for drafting (hybrid models only)."""
+    tensor_parallel: bool = False
+    tensor_parallel_backend: Literal["native", "nccl"] = "native"
+    gpu_split_auto: bool = True
+    """Fill the GPUs in order. Without effect beside `gpu_split` or `tensor_parallel`."""
+    autosplit_reserve: tuple[float, ...] = (96.0,)
+    """MiB that automatic splitting leaves free, one number a GPU."""
+    gpu_split: tuple[float, ...] = ()
+    """GiB to use, one number a GPU. Empty: automatic."""
+    moe_cpu_offload: int = 0
+    """Mixture-of-experts layers, from the first, whose routed experts run on the CPU."""
+    moe_cpu_split: int = 0
+    """Routed experts in every mixture-of-experts layer that run on the CPU."""
+    vision: bool = False
     chat_template: str | None = None
     """Path of a Jinja chat template that replaces the model's own."""
     tool_format: str = "auto"
@@ -57,6 +76,10 @@ class MemoryOptions:
     """Tokens."""
     disk_cache_write_interval: float = 2.0
     """Seconds."""
+    recurrent_checkpoint_interval: int | None = None
+    """Tokens between recurrent checkpoints while decoding, a multiple of 256. None: the model's own."""
+    recurrent_checkpoint_interval_pp: int = 32768
+    """The same during prefill."""
     pin_max_fraction: float = 0.5
     """Largest part of the cache that pinned prefixes may hold."""
     aging_lfu: bool = False
@@ -77,6 +100,32 @@ class MemoryOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DraftOptions:
+    """Speculative decoding."""
+
+    draft_model_dir: str | None = None
+    """Folder of the draft model; needed for `draft_mode` `model` alone."""
+    draft_mode: Literal["disabled", "model", "mtp", "ngram"] = "disabled"
+    draft_num_tokens: int | None = None
+    """Tokens drafted a step. None: the draft model's own."""
+    dynamic_draft: bool = False
+    hybrid_draft_tokens: int = 0
+    """Also draft from repeated text, this many tokens at once, when that many match."""
+    ngram_match_min: int = 2
+    draft_cache_mode: str = "FP16"
+    draft_gpu_split: tuple[float, ...] = ()
+    """GiB, one number a GPU. Empty: automatic."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraOptions:
+    """One adapter."""
+
+    folder: str
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
     """All of one model's engine settings."""
 
@@ -84,3 +133,5 @@ class EngineSettings:
     """The name after `exllamav3/`."""
     model: ModelOptions
     memory: MemoryOptions = field(default_factory=MemoryOptions)
+    draft: DraftOptions = field(default_factory=DraftOptions)
+    loras: tuple[LoraOptions, ...] = ()

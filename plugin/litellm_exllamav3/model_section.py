@@ -266,6 +266,13 @@ class DraftModelSection(Section):
         default=(), description="GiB for the draft model on each GPU. By default it is split automatically."
     )
 
+    @property
+    def folder(self) -> str | None:
+        """The draft model's own folder, if one is named."""
+        if self.draft_model_dir is None:
+            return None
+        return str(Path(self.draft_model_dir) / (self.draft_model_name or ""))
+
     @field_validator("draft_mode")
     @classmethod
     def _has_its_model(cls, value: str, info: ValidationInfo) -> str:

@@ -10,7 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
+from exllamav3_adapters.engine_settings import (
+    DraftOptions,
+    EngineSettings,
+    LoraOptions,
+    MemoryOptions,
+    ModelOptions,
+)
 from exllamav3_adapters.registry import engine_names
 from litellm_exllamav3.capture_section import CaptureSection
 from litellm_exllamav3.memory_section import HALF_LIFE_WARNING_HOURS, SHARE_WARNING, MemorySection, WarmPrompt
@@ -115,6 +121,13 @@ class ModelSettings(Section):
             model_key=key,
             model=ModelOptions(**{**_shared(self.model, ModelOptions), **model}),
             memory=MemoryOptions(**{**_shared(self.memory, MemoryOptions), **memory}),
+            draft=DraftOptions(
+                **{**_shared(self.draft_model, DraftOptions), "draft_model_dir": self.draft_model.folder}
+            ),
+            loras=tuple(
+                LoraOptions(folder=str(Path(self.lora.lora_dir or "") / lora.name), scaling=lora.scaling)
+                for lora in self.lora.loras
+            ),
         )
 
     def persist_dir(self, credits_dir: str | None) -> str | None:
@@ -173,5 +186,5 @@ class Settings(Section):
         return self.models[key].engine_settings(key, self.credits_dir)
 
 
-def _shared(section: Section, options: type[ModelOptions] | type[MemoryOptions]) -> dict[str, Any]:
+def _shared(section: Section, options: type[ModelOptions] | type[MemoryOptions] | type[DraftOptions]) -> dict[str, Any]:
     return {field.name: getattr(section, field.name) for field in fields(options)}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
+from exllamav3_adapters.engine_settings import EngineSettings, LoraOptions, MemoryOptions, ModelOptions
 from litellm_exllamav3.availability import OPTIONS
 from litellm_exllamav3.memory_section import MemorySection
 from litellm_exllamav3.model_section import DraftModelSection, LoraSection, ModelSection
@@ -269,3 +269,13 @@ def test_reasoning_may_be_switched_as_yaml_reads_it(written: object, read: str) 
 def test_an_unknown_form_of_tool_calls_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(ValidationError, match="no such form; use one of auto, none"):
         ModelSection.model_validate({"model_dir": "demo", "tool_format": "morse"})
+
+
+def test_the_engine_is_told_of_a_draft_model_and_of_adapters_by_their_folders() -> None:
+    settings = model(
+        "cuda",
+        draft_model={"draft_model_dir": "/models", "draft_model_name": "small", "draft_mode": "model"},
+        lora={"lora_dir": "/loras", "loras": [{"name": "tone", "scaling": 0.5}]},
+    ).engine_settings("m")
+    assert (settings.draft.draft_mode, settings.draft.draft_model_dir) == ("model", "/models/small")
+    assert settings.loras == (LoraOptions(folder="/loras/tone", scaling=0.5),)
