@@ -16,6 +16,7 @@ from litellm.types.utils import TextCompletionResponse
 
 from exllamav3_adapters.errors import EngineError, InvalidRequest
 from litellm_exllamav3.body_check import refuse_malformed
+from litellm_exllamav3.deployment_params import with_allowed_params
 from litellm_exllamav3.error_table import error_row, retry_after_header
 from litellm_exllamav3.field_check import FieldCheck
 from litellm_exllamav3.gateway_checks import PROVIDER
@@ -59,6 +60,10 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
             _count(target.keys, user_api_key_dict, data, call_type)
         if target.keys and call_type == "atext_completion":
             open_ledger()
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
+        """Once LiteLLM has chosen where a request goes, and once more with what it has translated it to."""
+        return with_allowed_params(kwargs) if _key(kwargs) is not None else None
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: UserAPIKeyAuth, response: Any, request_data: dict[str, Any]
@@ -108,8 +113,10 @@ def _target(data: Mapping[str, Any], user: UserAPIKeyAuth) -> _Target:
 
 
 def _key(params: Mapping[str, Any]) -> str | None:
-    """The key of our model that a deployment leads to. None: it leads to another provider."""
-    model = params.get("model") or ""
+    """The key of our model that a deployment, or a call to one, leads to. None: it leads to another provider."""
+    model = params.get("model")
+    if not isinstance(model, str):
+        return None
     if model.startswith(_PREFIX):
         return str(model.removeprefix(_PREFIX))
     return model if params.get("custom_llm_provider") == PROVIDER else None

@@ -36,6 +36,7 @@ from litellm_exllamav3.chat_call import ChatCall
 from litellm_exllamav3.chat_request import read_chat
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
 from litellm_exllamav3.gateway_checks import PROVIDER
+from litellm_exllamav3.lost_fields import with_lost_fields
 from litellm_exllamav3.nonces import without_nonces
 from litellm_exllamav3.other_calls import other_call_refusal
 from litellm_exllamav3.request_params import flat_params, generation_params
@@ -206,7 +207,7 @@ def _is_text_completion(request: Mapping[str, Any]) -> bool:
 def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     gateway = running_gateway()
     served = served_model(gateway, model)
-    params = flat_params(with_all_stops(request["optional_params"], request["litellm_params"]))
+    params = _params(request)
     chat = read_chat(request["messages"], params)
     answer = read_answer_params(params, chat)
     chat = answer.of_chat(chat)
@@ -225,7 +226,7 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
 def _text_call(model: str, request: Mapping[str, Any]) -> TextCall:
     gateway = running_gateway()
     served = served_model(gateway, model)
-    params = flat_params(with_all_stops(request["optional_params"], request["litellm_params"]))
+    params = _params(request)
     drop = _drops_params(request)
     text = read_text_params(params, drop_unsupported=drop)
     return TextCall(
@@ -237,6 +238,12 @@ def _text_call(model: str, request: Mapping[str, Any]) -> TextCall:
         timeout_seconds=timeout_seconds(request.get("timeout")),
         retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
     )
+
+
+def _params(request: Mapping[str, Any]) -> dict[str, Any]:
+    litellm_params = request["litellm_params"]
+    params = with_all_stops(request["optional_params"], litellm_params)
+    return flat_params(with_lost_fields(params, litellm_params, request["logging_obj"].call_type))
 
 
 def _drops_params(request: Mapping[str, Any]) -> bool:

@@ -213,6 +213,17 @@ async def test_only_a_text_completion_of_ours_has_its_stream_wrapped() -> None:
     assert capture.async_post_call_streaming_iterator_hook(user, stream, {}) is not stream
 
 
+async def test_only_calls_to_our_deployments_are_changed() -> None:
+    for model, provider in (("exllamav3/tiny", None), ("tiny", "exllamav3")):
+        kwargs = {"model": model, "custom_llm_provider": provider, "messages": []}
+        changed = await capture.async_pre_call_deployment_hook(kwargs, None)
+        assert changed is not None
+        assert "reasoning_effort" in changed.pop("allowed_openai_params")
+        assert changed == kwargs
+    for model in ("openai/mock", "", None, ["x"]):
+        assert await capture.async_pre_call_deployment_hook({"model": model}, None) is None
+
+
 MESSAGE = {"model": "local", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -1,0 +1,56 @@
+"""What LiteLLM loses of a body, put back; its own translations are those of 1.108."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_exllamav3.lost_fields import with_lost_fields
+
+ENABLED = {"type": "enabled", "budget_tokens": 2000}
+
+
+def found(params: dict[str, Any], call_type: str, **body: Any) -> dict[str, Any]:
+    return dict(with_lost_fields(params, {"proxy_server_request": {"body": body}}, call_type))
+
+
+def test_the_budget_of_an_anthropic_request_comes_back() -> None:
+    params = found({"reasoning_effort": "low"}, "anthropic_messages", thinking=ENABLED)
+    assert params == {"reasoning_effort": "low", "thinking": ENABLED}
+
+
+def test_an_adaptive_request_leaves_it_to_the_model_unless_it_names_an_effort() -> None:
+    thinking = {"type": "adaptive"}
+    assert found({"reasoning_effort": "medium"}, "anthropic_messages", thinking=thinking) == {"thinking": thinking}
+    body = {"thinking": thinking, "output_config": {"effort": "high"}}
+    assert found({"reasoning_effort": "high"}, "anthropic_messages", **body)["reasoning_effort"] == "high"
+
+
+def test_a_choice_without_parallel_calls_stays_one() -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    params = found({"tool_choice": "required"}, "anthropic_messages", tool_choice=choice)
+    assert params == {"tool_choice": "required", "parallel_tool_calls": False}
+    choice["disable_parallel_tool_use"] = False
+    assert found({"tool_choice": "required"}, "anthropic_messages", tool_choice=choice) == {"tool_choice": "required"}
+
+
+def test_what_another_hook_has_taken_out_stays_out() -> None:
+    body = {"thinking": ENABLED, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    assert found({}, "anthropic_messages", **body) == {}
+
+
+def test_the_verbosity_of_a_responses_request_comes_back() -> None:
+    assert found({}, "aresponses", text={"verbosity": "low"}) == {"verbosity": "low"}
+
+
+@pytest.mark.parametrize("litellm_params", [{}, {"proxy_server_request": None}, {"proxy_server_request": {"body": 3}}])
+def test_a_call_without_a_body_is_left_alone(litellm_params: dict[str, Any]) -> None:
+    for call_type in ("acompletion", "anthropic_messages", "aresponses"):
+        assert with_lost_fields({"a": 1}, litellm_params, call_type) == {"a": 1}
+
+
+def test_odd_values_pass_on_to_where_they_are_refused() -> None:
+    for value in (None, 3, "x", [], {}, {"type": []}):
+        found({"reasoning_effort": "low"}, "anthropic_messages", thinking=value, tool_choice=value, output_config=value)
+        found({}, "aresponses", text=value)
