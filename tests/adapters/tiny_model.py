@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One token a byte, and three special ones."""
+def write_tokenizer(folder: Path, special_tokens: Sequence[str] = ()) -> None:
+    """One token a byte, and three special ones before them. More of those get the ids behind."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet, *special_tokens])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    special = [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *special_tokens)]
+    tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

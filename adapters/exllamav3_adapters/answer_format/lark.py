@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+from exllamav3_adapters.answer_format.json_schema import enforced
+
+_JSON: Final = "%json "
+_TERMINAL: Final = re.compile(r'%json |"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])*/', re.DOTALL)
 
 
 def literal(text: str) -> str:
-    """Exactly this text. `answer_grammar.py` replaces literals that hold a special token of the model."""
+    """Exactly this text. `with_special_tokens` replaces what of it is a special token of the model."""
     return json.dumps(text, ensure_ascii=False)
 
 
+def regex(pattern: str) -> str:
+    """Text that the whole of a regular expression matches (Rust's syntax)."""
+    escaped = re.sub(
+        r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
+    )
+    return f"/{escaped}/"
+
+
 def json_value(schema: Mapping[str, Any]) -> str:
-    """A JSON value that is valid against the schema."""
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    """A JSON value that is valid against the schema. Raises `SchemaFault`."""
+    return f"{_JSON}{json.dumps(enforced(schema), ensure_ascii=False)}"
+
+
+def with_special_tokens(rules: str, special_tokens: Mapping[str, int]) -> str:
+    """Rules whose literals name special tokens as such: text alone never matches one. JSON Schemas stay as they are."""
+    if not special_tokens:
+        return rules
+    parts, at = [], 0
+    while found := _TERMINAL.search(rules, at):
+        parts.append(rules[at : found.start()])
+        at = found.end()
+        if found[0] == _JSON:
+            _, at = json.JSONDecoder().raw_decode(rules, at)
+            parts.append(rules[found.start() : at])
+        else:
+            parts.append(_tokens_and_text(found[0], special_tokens) if found[0][0] == '"' else found[0])
+    return "".join([*parts, rules[at:]])
+
+
+def _tokens_and_text(quoted: str, special_tokens: Mapping[str, int]) -> str:
+    text: str = json.loads(quoted)
+    longest_first = sorted((token for token in special_tokens if token in text), key=len, reverse=True)
+    if not longest_first:
+        return quoted
+    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    found = [f"<[{special_tokens[piece]}]>" if at % 2 else literal(piece) for at, piece in enumerate(pieces) if piece]
+    return f"({' '.join(found)})"
 
 
 def section_of_calls(calls: Sequence[str], *, before: str, between: str, after: str, parallel: bool) -> str:

@@ -135,7 +135,7 @@ class Exl3Engine:
         form, opened = self._renderer.answer_format, prompt.opens_reasoning
         try:
             parser = form.parser(params.chat, opens_reasoning=opened)
-            prepared = form.prepared(params, opens_reasoning=opened)
+            prepared = form.prepared(params, opens_reasoning=opened, special_tokens={})
         except InvalidRequest as error:
             return failed_stream(error)
         return ParsedStream(self._generate(prompt, prepared, retain=retain), parser)
