@@ -39,7 +39,7 @@ def demo_model_folder() -> Path:
     Blocks: a conversion takes some 10 seconds, the check of a folder that is there less than one. Safe in several
     processes at once: one converts, the others wait for it. Raises `LoadFailed`.
     """
-    folder = _cache_folder() / _FOLDER_NAME
+    folder = cache_folder() / _FOLDER_NAME
     if _is_intact(folder):
         return folder
     source = _gguf_path()
@@ -55,7 +55,7 @@ def demo_model_folder() -> Path:
     return folder
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """Where this user's derived files go, by the XDG base directory rules."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"

@@ -59,6 +59,28 @@ class CallNumbers:
         return [ToolCallArguments(index=self.num_calls - 1, text="{}")]
 
 
+class TextLogprobs:
+    """Gives the probabilities of what was read to the last text of it; those of reasoning and calls are dropped."""
+
+    def __init__(self) -> None:
+        self._waiting: list[TokenLogprob] = []
+
+    def add(self, logprobs: Sequence[TokenLogprob]) -> None:
+        self._waiting += logprobs
+
+    def given_to(self, events: list[AnswerEvent], *, pass_over: bool) -> list[AnswerEvent]:
+        """`pass_over`: what was read last is not text."""
+        for at in reversed(range(len(events))):
+            event = events[at]
+            if isinstance(event, Text):
+                events[at] = Text(text=event.text, logprobs=tuple(self._waiting))
+                self._waiting.clear()
+                return events
+        if pass_over:
+            self._waiting.clear()
+        return events
+
+
 class TaggedAnswer:
     """An `AnswerParser`.
 
@@ -91,15 +113,15 @@ class TaggedAnswer:
         self._calls: CallReader | None = None
         self._is_trimming = reasoning is not None  # white space at the front of what comes next is dropped
         self._has_text = False
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = TextLogprobs()
 
     @property
     def num_calls(self) -> int:
         return self._numbers.num_calls
 
     def feed(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerEvent]:
-        self._logprobs += logprobs
-        return self._with_logprobs(self._read(text))
+        self._logprobs.add(logprobs)
+        return self._logprobs.given_to(self._read(text), pass_over=self._state in ("reasoning", "calls"))
 
     def finish(self, *, cut: bool) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -113,11 +135,11 @@ class TaggedAnswer:
                 events += [] if cut else self._numbers.end()
             case "start":
                 assert self._tags is not None
-                events += self._text(_without_cut_tag(held, (self._tags.start,)) if cut else held)
+                events += self._text(without_cut_tag(held, (self._tags.start,)) if cut else held)
             case "text":
                 tags = (*self._openings(), *self._frame)
-                events += self._text(_without_cut_tag(held, tags) if cut else held)
-        return self._with_logprobs(events)
+                events += self._text(without_cut_tag(held, tags) if cut else held)
+        return self._logprobs.given_to(events, pass_over=self._state in ("reasoning", "calls"))
 
     def _read(self, text: str) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -227,20 +249,8 @@ class TaggedAnswer:
                     events.append(event)
         return events
 
-    def _with_logprobs(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
-        """The probabilities of what was read go with the last text of it; those of reasoning and calls are dropped."""
-        last = next((at for at in reversed(range(len(events))) if isinstance(events[at], Text)), None)
-        if last is not None:
-            text = events[last]
-            assert isinstance(text, Text)
-            events[last] = Text(text=text.text, logprobs=tuple(self._logprobs))
-            self._logprobs.clear()
-        elif self._state in ("reasoning", "calls"):
-            self._logprobs.clear()
-        return events
 
-
-def _without_cut_tag(held: str, tags: Sequence[str]) -> str:
+def without_cut_tag(held: str, tags: Sequence[str]) -> str:
     """Text that the answer's limit has cut in the middle of a tag, unless a single sign is all there is of it."""
     cut = held_length(held, tags)
     return held[: len(held) - cut] if cut > 1 else held

@@ -45,7 +45,16 @@ class CallReader(Protocol):
         not complete keeps those that there are."""
 
 
-class ToolFormat(Protocol):
+class CallGrammar(Protocol):
+    """How calls are enforced."""
+
+    def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> str:
+        """Lark rules (`lark.py`), of which the first is named `calls` and the others begin with `call_`: exactly one
+        call to one of the tools or, with `parallel`, one or more, in the words of the model's template, with arguments
+        that are valid against the tool's schema."""
+
+
+class ToolFormat(CallGrammar, Protocol):
     """One family's form. Stateless: one object serves all answers."""
 
     @property
@@ -67,11 +76,6 @@ class ToolFormat(Protocol):
 
     def reader(self, opening: str, tools: Sequence[Tool]) -> CallReader:
         """For one section. `tools` are the request's, for names and for the types of their parameters."""
-
-    def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> str:
-        """Lark rules (`lark.py`), of which the first is named `calls` and the others begin with `call_`: exactly one
-        call to one of the tools or, with `parallel`, one or more, in the words of the model's template, with arguments
-        that are valid against the tool's schema."""
 
 
 def tool_name(tool: Tool) -> str:
