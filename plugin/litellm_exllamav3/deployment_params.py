@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-ALLOWED: Final = ("reasoning_effort", "thinking", "verbosity", "context_management")
+ALLOWED: Final = (
+    "reasoning_effort",
+    "thinking",
+    "verbosity",
+    "context_management",
+    "max_tool_calls",
+    "prompt_cache_options",
+)
 """OpenAI's parameters that are not on the list. The provider accepts or refuses them itself."""
 
 
