@@ -11,6 +11,7 @@ from exllamav3_adapters.answer_format.text_search import find_first, held_length
 from exllamav3_adapters.answer_format.tool_format import CallArguments, CallBegun, CallReader, Piece, Prose, ToolFormat
 from exllamav3_adapters.contract import Reasoning, Text, TokenLogprob, ToolCallArguments, ToolCallStart, ToolUse
 
+_State: TypeAlias = Literal["start", "reasoning", "text", "calls"]
 AnswerEvent: TypeAlias = Reasoning | Text | ToolCallStart | ToolCallArguments
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -106,9 +107,9 @@ class TaggedAnswer:
         if self._tools is not None:
             self._frame += tuple(tag for tag in self._tools.tags if tag not in self._tools.openings)
         self._numbers = CallNumbers(parallel=tool_use.parallel if tool_use is not None else True)
-        self._state: Literal["start", "reasoning", "text", "calls"] = "start" if reasoning is not None else "text"
-        if opens_reasoning and reasoning is not None:
-            self._state = "reasoning"
+        self._state: _State = "start" if reasoning is not None else "text"
+        # Models may write the tag that is in the prompt once more.
+        self._without_start: _State = "reasoning" if opens_reasoning else "text"
         self._held = ""
         self._calls: CallReader | None = None
         self._is_trimming = reasoning is not None  # white space at the front of what comes next is dropped
@@ -121,7 +122,7 @@ class TaggedAnswer:
 
     def feed(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerEvent]:
         self._logprobs.add(logprobs)
-        return self._logprobs.given_to(self._read(text), pass_over=self._state in ("reasoning", "calls"))
+        return self._logprobs.given_to(self._read(text), pass_over=self._is_past_text())
 
     def finish(self, *, cut: bool) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -135,11 +136,15 @@ class TaggedAnswer:
                 events += [] if cut else self._numbers.end()
             case "start":
                 assert self._tags is not None
-                events += self._text(without_cut_tag(held, (self._tags.start,)) if cut else held)
+                held = without_cut_tag(held, (self._tags.start,)) if cut else held
+                events += self._reasoning(held) if self._without_start == "reasoning" else self._text(held)
             case "text":
                 tags = (*self._openings(), *self._frame)
                 events += self._text(without_cut_tag(held, tags) if cut else held)
-        return self._logprobs.given_to(events, pass_over=self._state in ("reasoning", "calls"))
+        return self._logprobs.given_to(events, pass_over=self._is_past_text())
+
+    def _is_past_text(self) -> bool:
+        return self._state in ("reasoning", "calls") or not self._held
 
     def _read(self, text: str) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -169,7 +174,7 @@ class TaggedAnswer:
         if self._tags.start.startswith(begun):
             self._held = text
             return None
-        self._state = "text"
+        self._state = self._without_start
         return text
 
     def _read_reasoning(self, text: str, events: list[AnswerEvent]) -> str | None:
