@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -15,12 +14,14 @@ from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 from litellm.types.utils import TextCompletionResponse
 
 from exllamav3_adapters.errors import EngineError, InvalidRequest
+from litellm_exllamav3.alias_target import Target, find_target, model_key
 from litellm_exllamav3.body_check import refuse_malformed
+from litellm_exllamav3.count_routes import count_with_engines
 from litellm_exllamav3.deployment_params import with_allowed_params
 from litellm_exllamav3.error_table import error_row, retry_after_header
 from litellm_exllamav3.field_check import FieldCheck
-from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.head import request_head
+from litellm_exllamav3.other_calls import refuse_other_call
 from litellm_exllamav3.retention import request_is_retained
 from litellm_exllamav3.running_gateway import current_gateway
 from litellm_exllamav3.settings import ModelSettings
@@ -30,7 +31,6 @@ from litellm_exllamav3.text_prompts import drop_token_ids, hold_token_ids
 
 logger = logging.getLogger("litellm_exllamav3")
 
-_PREFIX: Final = f"{PROVIDER}/"
 _fields: Final = FieldCheck()
 _ROUTES_WITHOUT_ERRORS: Final = ("anthropic_messages", "aresponses", "atext_completion")
 """Where LiteLLM tries again, or answers 200 and puts the error into the stream, or drops `retry-after`."""
@@ -50,7 +50,7 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
         drop_token_ids()
         close_ledger()
         try:
-            target = _target(data, user_api_key_dict)
+            target = find_target(data, user_api_key_dict)
         except Exception as error:
             logger.warning("the proxy's router was not understood, and nothing is counted: %s", type(error).__name__)
             return
@@ -63,7 +63,7 @@ class CaptureHook(CustomLogger):  # type: ignore[misc]  # litellm has no types f
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Once LiteLLM has chosen where a request goes, and once more with what it has translated it to."""
-        return with_allowed_params(kwargs) if _key(kwargs) is not None else None
+        return with_allowed_params(kwargs) if model_key(kwargs) is not None else None
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: UserAPIKeyAuth, response: Any, request_data: dict[str, Any]
@@ -85,46 +85,11 @@ class _TextChunk(TextCompletionResponse):  # type: ignore[misc]  # litellm has n
         return str(super().model_dump_json())
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where a request's alias may lead."""
-
-    keys: tuple[str, ...] = ()
-    """Of our models."""
-    is_ours_alone: bool = False
-    has_fallbacks: bool = False
-    """Another alias may answer where this one cannot."""
-
-
-def _target(data: Mapping[str, Any], user: UserAPIKeyAuth) -> _Target:
-    """Asked of the router each time, which takes a microsecond and is right after a reload."""
-    alias = data.get("model")
-    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
-    if not isinstance(alias, str) or router is None:
-        return _Target()
-    deployments = router.get_model_list(model_name=alias, team_id=user.team_id) or ()
-    keys = [_key(deployment["litellm_params"]) for deployment in deployments]
-    ours = tuple(dict.fromkeys(key for key in keys if key is not None))
-    return _Target(
-        keys=ours,
-        is_ours_alone=bool(ours) and None not in keys,
-        has_fallbacks=bool(router.fallbacks or data.get("fallbacks") or user.router_settings),
-    )
-
-
-def _key(params: Mapping[str, Any]) -> str | None:
-    """The key of our model that a deployment, or a call to one, leads to. None: it leads to another provider."""
-    model = params.get("model")
-    if not isinstance(model, str):
-        return None
-    if model.startswith(_PREFIX):
-        return str(model.removeprefix(_PREFIX))
-    return model if params.get("custom_llm_provider") == PROVIDER else None
-
-
-async def _refuse(target: _Target, data: dict[str, Any], call_type: str) -> None:
+async def _refuse(target: Target, data: dict[str, Any], call_type: str) -> None:
     """What only a hook can refuse with its true status. Raises `ProxyException`."""
     try:
+        if not target.has_fallbacks:
+            refuse_other_call(call_type, target.keys[0])
         refuse_malformed(data, call_type)
         if call_type == "atext_completion":
             hold_token_ids(data)
@@ -192,3 +157,4 @@ def _is_retained(settings: ModelSettings | None, user: UserAPIKeyAuth, data: Map
 
 
 capture = CaptureHook()
+count_with_engines(sys.modules.get("litellm.proxy.proxy_server"))

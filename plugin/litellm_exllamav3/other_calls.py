@@ -15,8 +15,20 @@ OTHER_CALLS: Final[Mapping[str, tuple[str, str]]] = {
     "transcription": ("transcribe no audio", "openai, azure, groq, deepgram or fireworks_ai"),
     "speech": ("speak no audio", "openai, azure, elevenlabs, vertex_ai or gemini"),
     "moderation": ("moderate no text", "openai"),
+    "ocr": ("read no scans", "mistral, azure_ai or vertex_ai"),
+    "video_generation": ("make no videos", "openai, azure, vertex_ai, gemini or runwayml"),
 }
 """LiteLLM's name of the call -> what a model does not do, and provider kinds that do."""
+
+
+def refuse_other_call(call_type: str | None, model: str) -> None:
+    """`call_type` is LiteLLM's name of the route. Raises `InvalidRequest` if no model of ours can serve it.
+
+    LiteLLM itself finds fault with some of these calls before it asks a provider, and says nothing of help.
+    """
+    call = (call_type or "").removeprefix("a")  # of the asynchronous ones
+    if call in OTHER_CALLS:
+        raise other_call_refusal(call, model)
 
 
 def other_call_refusal(call: str, model: str) -> InvalidRequest:

@@ -248,3 +248,39 @@ async def test_a_model_that_cannot_answer_is_said_where_the_provider_could_not_s
 async def test_nothing_is_refused_where_another_provider_may_answer(fields: dict[str, Any]) -> None:
     await close_model("tiny")
     await call({**MESSAGE, **fields}, "anthropic_messages")
+
+
+@pytest.mark.usefixtures("heads")
+@pytest.mark.parametrize("call_type", ["aembedding", "embedding", "arerank", "aspeech", "aimage_generation"])
+async def test_a_call_that_no_model_of_ours_serves_is_refused_with_who_does(call_type: str) -> None:
+    with pytest.raises(ProxyException, match="exllamav3/tiny cannot serve this call") as caught:
+        await call({"model": "local", "input": "x"}, call_type)
+    assert caught.value.code == "400"
+    for fields in ({"model": "mock"}, {"model": "mixed"}, {"model": "local", "fallbacks": ["mock"]}):
+        await call({"input": "x", **fields}, call_type)
+
+
+RESPONSE = {"model": "local", "input": "hi"}
+
+
+@pytest.mark.usefixtures("heads")
+async def test_a_field_that_litellm_would_drop_is_refused_by_name() -> None:
+    with pytest.raises(ProxyException) as caught:
+        await call({**RESPONSE, "background": True}, "aresponses")
+    assert (caught.value.code, caught.value.param) == ("400", "background")
+    await call({**RESPONSE, "model": "mock", "background": True}, "aresponses")
+
+
+@pytest.mark.usefixtures("heads")
+async def test_drop_params_lets_it_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litellm, "drop_params", True)
+    await call({**RESPONSE, "background": True}, "aresponses")
+
+
+@pytest.mark.usefixtures("heads")
+async def test_an_earlier_response_needs_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_up = {**RESPONSE, "previous_response_id": "resp_1"}
+    with pytest.raises(ProxyException, match="database"):
+        await call(follow_up, "aresponses")
+    monkeypatch.setattr(sys.modules["litellm.proxy.proxy_server"], "prisma_client", object(), raising=False)
+    await call(follow_up, "aresponses")
