@@ -33,9 +33,18 @@ class ParameterSchema:
         self.required: tuple[str, ...] = tuple(map(str, required)) if isinstance(required, (list, tuple)) else ()
         self._others = resolved.get("additionalProperties")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that the schema names, in its order."""
+        return tuple({**self.properties, **dict.fromkeys(self.required)})
+
+    def of(self, name: str) -> object:
+        """A parameter's schema. None: nothing is said of it."""
+        return self.properties.get(name, self._others)
+
     def types(self, name: str) -> Types | None:
         """What a parameter may be. None: the schema does not say."""
-        found = self._types(self.properties.get(name, self._others), _MAX_DEPTH)
+        found = self._types(self.of(name), _MAX_DEPTH)
         return None if found == ALL_TYPES else found
 
     def types_of(self, schema: object) -> Types:

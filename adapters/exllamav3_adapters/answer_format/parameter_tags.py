@@ -64,8 +64,7 @@ class ParameterTags:
         words = self.words
         parts = [literal(f"{begin}{words.call}{tool_name(tool)}{words.name_end.removesuffix(chr(10))}\n")]
         rules: list[str] = []
-        extra = [name for name in parameters.required if name not in parameters.properties]
-        for number, name in enumerate((*parameters.properties, *extra)):
+        for number, name in enumerate(parameters.names):
             argument = f"{rule}_{number}"
             parts.append(argument if name in parameters.required else f"{argument}?")
             rules += self._argument_rules(argument, name, parameters)
@@ -75,7 +74,7 @@ class ParameterTags:
         return [f"{rule}: {' '.join(parts)}", *rules]
 
     def _argument_rules(self, rule: str, name: str, parameters: ParameterSchema) -> list[str]:
-        found = list(choices(parameters, parameters.properties.get(name, {})))
+        found = list(choices(parameters, parameters.of(name)))
         options: list[str] = []
         rules: list[str] = []
         for number, choice in enumerate(found):
@@ -83,7 +82,7 @@ class ParameterTags:
                 isinstance(choice, FixedChoice) and isinstance(choice.value, str)
             )
             value = f"{rule}_{number}"
-            if isinstance(choice, TextChoice) and not choice.schema.keys() & _LIMITS:
+            if isinstance(choice, TextChoice) and choice.is_free:
                 value = "call_text"
             elif isinstance(choice, TextChoice):
                 rules += text_rules(value, choice.schema, self.words.value_end, before=self._around)
@@ -107,4 +106,3 @@ class ParameterTags:
 
 
 _NEW_LINE = literal("\n")
-_LIMITS = {"minLength", "maxLength", "pattern", "format"}

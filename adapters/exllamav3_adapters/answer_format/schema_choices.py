@@ -11,9 +11,14 @@ from exllamav3_adapters.answer_format.parameter_schema import ALL_TYPES, STRING,
 
 @dataclass(frozen=True, slots=True)
 class TextChoice:
-    """A string; the schema limits its length or its form, or does not."""
+    """A string; the schema limits its length or its form, or does not. Or anything at all."""
 
     schema: Schema
+    is_string: bool = True
+
+    @property
+    def is_free(self) -> bool:
+        return self.schema.keys().isdisjoint(("minLength", "maxLength", "pattern", "format"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +33,13 @@ class JsonChoice:
     """A value of other types, by its schema, which holds its definitions."""
 
     schema: Schema
+    types: tuple[str, ...]
 
 
 Choice: TypeAlias = TextChoice | FixedChoice | JsonChoice
 _MAX_DEPTH = 16
+_COMPOUND = {"object": {"properties", "required"}, "array": {"items", "prefixItems"}}
+"""Words that tell the type of a schema that does not name it."""
 
 
 def choices(parameters: ParameterSchema, schema: object, depth: int = _MAX_DEPTH) -> Iterator[Choice]:
@@ -46,12 +54,16 @@ def choices(parameters: ParameterSchema, schema: object, depth: int = _MAX_DEPTH
         for choice in nested:
             yield from choices(parameters, choice, depth - 1)
     elif types == ALL_TYPES:
-        yield JsonChoice(parameters.standalone(resolved)) if _is_compound(resolved) else TextChoice({})
+        compound = tuple(kind for kind, words in _COMPOUND.items() if not words.isdisjoint(resolved))
+        if compound:
+            yield JsonChoice({**parameters.standalone(resolved), "type": list(compound)}, compound)
+        else:
+            yield TextChoice({}, is_string=False)
     else:
         if types >= STRING:
-            yield TextChoice(resolved)
-        if others := types - STRING:
-            yield JsonChoice({**parameters.standalone(resolved), "type": sorted(others)})
+            yield TextChoice(parameters.standalone(resolved))
+        if others := tuple(sorted(types - STRING)):
+            yield JsonChoice({**parameters.standalone(resolved), "type": list(others)}, others)
 
 
 def _merged(parameters: ParameterSchema, schema: Schema) -> Schema:
@@ -63,7 +75,3 @@ def _merged(parameters: ParameterSchema, schema: Schema) -> Schema:
     for part in parts:
         merged = {**parameters.resolved(part), **merged}
     return merged
-
-
-def _is_compound(schema: Schema) -> bool:
-    return not schema.keys().isdisjoint({"properties", "items", "required", "prefixItems"})

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exllamav3_adapters.answer_format.deepseek import DEEPSEEK, DEEPSEEK_V31
+from exllamav3_adapters.answer_format.gemma import GEMMA
 from exllamav3_adapters.answer_format.glm import GLM
 from exllamav3_adapters.answer_format.json_in_tags import COMMAND, GRANITE, HERMES, JAMBA, NEMOTRON, PHI
 from exllamav3_adapters.answer_format.kimi_k2 import KIMI_K2
 from exllamav3_adapters.answer_format.llama3_json import LLAMA3_JSON
 from exllamav3_adapters.answer_format.mistral import MISTRAL, MISTRAL_ID, MISTRAL_NAME
+from exllamav3_adapters.answer_format.pythonic import PYTHONIC
 from exllamav3_adapters.answer_format.tool_format import ToolFormat
 from exllamav3_adapters.answer_format.xml_parameters import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX, QWEN_CODER, SEED
 
@@ -36,6 +38,8 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
         DEEPSEEK_V4,
         DEEPSEEK_V32,
         GLM,
+        GEMMA,
+        PYTHONIC,
     )
 }
 
@@ -60,6 +64,9 @@ _MARKS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (SEED.name, ("<seed:tool_call>",)),
     (QWEN_CODER.name, ("<function=", "<parameter=")),
     (GLM.name, ("<arg_key>",)),
+    (GEMMA.name, ("<|tool_call>call:",)),
+    (PYTHONIC.name, ("<|tool_call_start|>",)),
+    (PYTHONIC.name, ("<|tool_list_start|>",)),
     # From here on, marks that templates of other forms have too.
     (HERMES.name, ("<tool_call>",)),
     (LLAMA3_JSON.name, ("<|python_tag|>",)),
