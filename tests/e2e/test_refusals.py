@@ -43,13 +43,13 @@ def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"messages": []}, "messages", "at least one message"),
-        ({"messages": "hello"}, "messages", "a list of at least one message"),
+        ({"messages": []}, "messages", "length >= 1"),
+        ({"messages": "hello"}, "messages", "a list, not a string"),
         ({"messages": [3]}, "messages[0]", "must be an object"),
-        ({"messages": [{}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{}]}, "messages[0].role", "is missing"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a string or a list"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "a content part"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0].type", "'text'"),
         ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type", "'text'"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only, not images"),
         ({"temperature": -1}, "temperature", "at least 0"),
@@ -60,8 +60,12 @@ def refused(proxy: Proxy, status: int = 400, **body: Any) -> dict[str, Any]:
         ({"stop": [*"ABCDEFGHIJKLMNOPQ"]}, "stop", "at most 16 strings; it holds 17"),
         ({"timeout": -1}, "timeout", "a positive number of seconds"),
         ({"top_k": 1.5}, "top_k", "an integer"),
-        ({"n": 2}, "n", "not supported yet"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"n": 1000}, "n", "at most"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"tool_choice": "required"}, "tool_choice", "send tools"),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort", "one of none, minimal, low"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
         ({"response_format": "json"}, "response_format", "an object"),
         ({"timeout": "soon"}, "timeout", "a number of seconds"),
         ({"custom_llm_provider": "openai"}, "custom_llm_provider", "remove it"),
@@ -106,6 +110,11 @@ def test_a_prompt_longer_than_the_context(proxy: Proxy) -> None:
     assert "ContextWindowExceededError" in error["message"]
     assert "8192" in error["message"]
     assert error["provider_specific_fields"]["code"] == "context_length_exceeded"
+
+
+def test_an_embedding_is_refused_with_who_makes_them(proxy: Proxy, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"make no embeddings.*infinity"):
+        client.embeddings.create(model="tiny", input="hi")
 
 
 def test_an_alias_that_nobody_configured_is_litellms_own_400(proxy: Proxy) -> None:
