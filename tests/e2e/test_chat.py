@@ -138,3 +138,48 @@ def test_a_health_check_does_not_run_the_model(proxy: Proxy) -> None:
 def test_another_provider_answers_beside_ours(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="mock", messages=ask("say: not this"))
     assert answer.choices[0].message.content == MOCK_ANSWER
+
+
+def test_several_choices_come_whole_and_streamed_and_count_the_prompt_once(client: openai.OpenAI) -> None:
+    request = {"model": "tiny", "messages": ask("say: three"), "n": 3}
+    whole = client.chat.completions.create(**request)  # type: ignore[call-overload]
+    assert [(choice.index, choice.message.content, choice.finish_reason) for choice in whole.choices] == [
+        (index, "three", "stop") for index in range(3)
+    ]
+    chunks = stream(client, **request)
+    texts, reasons = dict.fromkeys(range(3), ""), {}
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] += choice.delta.content or ""
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    assert texts == dict.fromkeys(range(3), "three")
+    assert reasons == dict.fromkeys(range(3), "stop")
+    streamed = next(chunk.usage for chunk in reversed(chunks) if chunk.usage)
+    for usage in (whole.usage, streamed):
+        assert usage.completion_tokens == 3 * len("three")
+        assert usage.prompt_tokens < 2 * len(str(SYSTEM["content"]))
+
+
+def test_probabilities_come_with_the_tokens_bytes(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "say: hi"}], logprobs=True, top_logprobs=2
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert [(token.token, token.bytes, len(token.top_logprobs)) for token in logprobs.content or ()] == [
+        ("h", [104], 2),
+        ("i", [105], 2),
+    ]
+
+
+def test_a_call_comes_in_openais_form(client: openai.OpenAI) -> None:
+    call = '<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>'.replace('"', '\\"')
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    request = {"model": "tiny", "messages": [{"role": "user", "content": f'say: "{call}"'}], "tools": [tool]}
+    (choice,) = client.chat.completions.create(**request).choices  # type: ignore[call-overload]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert [call.function.name for call in choice.message.tool_calls] == ["add"]
+    deltas = [choice.delta for chunk in stream(client, **request) for choice in chunk.choices]
+    pieces = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [piece.function.name for piece in pieces if piece.id] == ["add"]
+    assert "".join(piece.function.arguments for piece in pieces).replace(" ", "") == '{"a":1}'
