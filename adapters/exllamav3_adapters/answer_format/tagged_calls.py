@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from exllamav3_adapters.answer_format.argument_value import TextArgument
 from exllamav3_adapters.answer_format.arguments_object import ArgumentsObject
+from exllamav3_adapters.answer_format.json_in_text import JsonInText
 from exllamav3_adapters.answer_format.parameter_schema import STRING, ParameterSchema
 from exllamav3_adapters.answer_format.text_search import find_first, held_length
 from exllamav3_adapters.answer_format.tool_format import CallArguments, CallBegun, Piece, Prose, find_tool
@@ -46,7 +47,8 @@ class CallTags:
 
 
 class TaggedCalls:
-    """A `CallReader`. A value ends with the first `value_end`.
+    """A `CallReader`. A value ends with the first `value_end`; a list or an object, with the first outside of its
+    strings.
 
     What stands between calls is prose, without its tags; what stands between parameters is dropped. A call that is
     not closed ends with its section, or where the next one begins. Without a section's opening, the section ends with
@@ -63,6 +65,8 @@ class TaggedCalls:
         self._arguments = ArgumentsObject()
         self._key = ""
         self._value = TextArgument(None, in_lines=False)
+        self._is_json = False
+        self._json = JsonInText(tags.value_end)
         self.rest: str | None = None
 
     def read(self, text: str) -> list[Piece]:
@@ -166,8 +170,30 @@ class TaggedCalls:
         if types == STRING and 'string="false"' in attributes:
             types = None
         self._value = TextArgument(types, in_lines=self._tags.in_lines)
+        self._is_json = types != STRING
         self._arguments.begin(self._key)
+        self._step = self._begin_value
+        return True
+
+    def _begin_value(self, pieces: list[Piece]) -> bool:
         self._step = self._take_value
+        if self._is_json:
+            begun = self._text.lstrip()
+            if begun.startswith(("[", "{")):
+                self._json = JsonInText(self._tags.value_end)
+                self._step = self._take_json
+            elif not begun:
+                self._step = self._begin_value
+                return False
+        return True
+
+    def _take_json(self, pieces: list[Piece]) -> bool:
+        at = self._json.find(self._text)
+        if at is None:
+            return False
+        value, self._text = self._text[:at], self._text[at + len(self._tags.value_end) :]
+        self._value.read(value)
+        self._end_value(pieces)
         return True
 
     def _take_value(self, pieces: list[Piece]) -> bool:
@@ -178,9 +204,12 @@ class TaggedCalls:
         self._add(self._value.read(value), pieces)
         if end is None:
             return False
+        self._end_value(pieces)
+        return True
+
+    def _end_value(self, pieces: list[Piece]) -> None:
         self._add(self._value.end(), pieces)
         self._step = self._between_parameters
-        return True
 
     def _add(self, json: str, pieces: list[Piece]) -> None:
         if added := self._arguments.add(json):
