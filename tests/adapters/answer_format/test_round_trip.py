@@ -37,11 +37,13 @@ FORMS = {
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
     "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
     "deepseek-ai-DeepSeek-V4": "deepseek_v4",
+    "google-gemma-4-31B-it": "gemma",
     "ibm-granite-granite-4.0": "hermes",
     "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
     "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
     "openai-gpt-oss-120b": "harmony",
+    "poolside-Laguna-XS.2": "glm",
 }
 REASONING_IN_HISTORY = {
     "ByteDance-Seed-OSS",
@@ -50,13 +52,16 @@ REASONING_IN_HISTORY = {
     "MiniMax-M2",
     "Qwen-Qwen3-0.6B",
     "Qwen3.5-4B",
+    "google-gemma-4-31B-it",
     "openai-gpt-oss-120b",
+    "poolside-Laguna-XS.2",
 }
 LEAVES_TEXT_OUT = {
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "Mistral-Small-3.2-24B-Instruct-2506",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "google-gemma-4-31B-it",
     "meta-llama-Llama-3.1-8B-Instruct",
     "meta-llama-Llama-3.3-70B-Instruct",
     "mistralai-Mistral-Nemo-Instruct-2407",
@@ -70,6 +75,7 @@ OPENS_REASONING_WHEN_ASKED = OPENS_REASONING | {
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "deepseek-ai-DeepSeek-V3.1",
     "deepseek-ai-DeepSeek-V4",
+    "poolside-Laguna-XS.2",
 }
 ONE_CALL_A_TURN = {"llama3_json", "harmony"}
 ENDS_OF_TURN = (
@@ -84,6 +90,8 @@ ENDS_OF_TURN = (
     "[e~[",
     "</s>",
     "<|call|>",
+    "<|tool_response>",
+    "</assistant>",
 )
 USER = {"role": "user", "content": "Hi"}
 
