@@ -80,6 +80,11 @@ class ChatCall:
             more_follow=index + 1 < self.num_choices,
         )
 
+    async def count_prompt(self) -> int:
+        """The tokens that this chat's usage would have. Raises as `answer`."""
+        async with self.model.admit(self.timeout_seconds) as request:
+            return len((await request.render(self.chat)).token_ids)
+
     async def _keep_head(self, request: Request, prompt: Prompt) -> None:
         """Hands a hot head to the store."""
         capture, sighting = self.capture, self.sighting

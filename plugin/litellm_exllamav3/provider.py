@@ -51,6 +51,7 @@ from litellm_exllamav3.text_call import TextCall
 from litellm_exllamav3.text_ledger import find_ledger
 from litellm_exllamav3.text_params import read_text_params, sampling_params
 from litellm_exllamav3.text_prompts import find_prompts
+from litellm_exllamav3.token_count import wanted_count
 
 logger = logging.getLogger("litellm_exllamav3")
 
@@ -118,6 +119,9 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
         if _is_text_completion(request):
             return await self._complete_text(model, request)
         call = _chat_call(model, request)
+        if (count := wanted_count()) is not None:
+            count.tokens = await call.count_prompt()
+            return _filled(response, _healthy())
         answer = WholeAnswer(num_choices=call.num_choices, with_logprobs=call.params.top_logprobs is not None)
         async with aclosing(call.answer()) as events:
             async for index, event in events:
@@ -128,6 +132,9 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
 
     async def _complete_text(self, model: str, request: Mapping[str, Any]) -> TextCompletionResponse:
         call = _text_call(model, request)
+        if (count := wanted_count()) is not None:
+            count.tokens = await call.count_prompts()
+            return TextCompletionResponse(id=_new_id("cmpl"), model=model)
         answer = WholeText(num_choices=call.num_choices, with_logprobs=call.params.top_logprobs is not None)
         async with aclosing(call.answer()) as events:
             async for index, event in events:

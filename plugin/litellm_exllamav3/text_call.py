@@ -57,6 +57,13 @@ class TextCall:
                 prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
                 yield 0, replace(first, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
+    async def count_prompts(self) -> int:
+        """The tokens that the usage would have. Raises as `answer`."""
+        async with self.model.admit(self.timeout_seconds) as request:
+            info = await request.info()
+            prompts = [await self._tokens(request, index, info) for index in range(len(self.prompts))]
+            return sum(len(prompt.token_ids) for prompt in prompts)
+
     async def _tokens(self, request: Request, index: int, info: EngineInfo) -> Prompt:
         prompt = self.prompts[index]
         where = f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
