@@ -9,7 +9,7 @@ from exllamav3_adapters.contract import Loader
 
 ENGINES: dict[str, str] = {
     "cpu": "exllamav3_adapters.cpu.engine:CpuEngine",
-    "cuda": "exllamav3_adapters.cuda:CudaEngine",
+    "cuda": "exllamav3_adapters.cuda.engine:CudaEngine",
     "fake": "exllamav3_adapters.fake:FakeEngine",
 }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from exllamav3_adapters.contract import Engine, LoadProgress
 from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.load_thread import load_on_thread
 
 
 class CpuEngine:
@@ -15,12 +15,7 @@ class CpuEngine:
     @classmethod
     async def load(cls, settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:
         """Raises LoadFailed, which names the file, package or setting at fault."""
-        loop = asyncio.get_running_loop()
-
-        def report_from_thread(progress: LoadProgress) -> None:
-            loop.call_soon_threadsafe(report, progress)
-
-        return await asyncio.to_thread(_load, settings, report_from_thread)
+        return await load_on_thread(lambda report: _load(settings, report), report)
 
 
 def _load(settings: EngineSettings, report: Callable[[LoadProgress], None]) -> Engine:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
-from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
+from exllamav3_adapters.engine_settings import DraftOptions, EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import LoadFailed
 
 MEBIBYTE = 1024 * 1024
@@ -26,6 +26,7 @@ def generator_options(settings: EngineSettings, generator_class: Any, *, is_hybr
     name is looked up in its signature first. Raises LoadFailed that names the option of an engine too old for it.
     """
     known = _arguments_of(generator_class)
+    _check_chunks(settings.model)
     passed_through = _passed_through(settings, known, is_hybrid)
     unknown = [option for option, argument, _ in passed_through if argument not in known]
     if unknown:
@@ -73,6 +74,15 @@ def effective_settings(settings: EngineSettings, generator_class: Any, *, is_hyb
     return by_the_engine | {option: f"{value} (ours)" for option, value in ours.items()}
 
 
+def _check_chunks(model: ModelOptions) -> None:
+    """The engine's default of one may be less than what the user made the other."""
+    if model.shared_chunk_size is not None and model.shared_chunk_size > model.chunk_size:
+        raise LoadFailed(
+            f"model.shared_chunk_size: {model.shared_chunk_size} is more than model.chunk_size ({model.chunk_size}); "
+            f"lower it, or set model.chunk_size to {model.shared_chunk_size}"
+        )
+
+
 def _arguments_of(generator_class: Any) -> Collection[str]:
     return inspect.signature(generator_class.__init__).parameters
 
@@ -92,6 +102,10 @@ def _passed_through(settings: EngineSettings, known: Collection[str], is_hybrid:
     """(our option, the generator's argument, value in the generator's unit) of every option that is set."""
     model, memory = settings.model, settings.memory
     options: list[tuple[str, str, Any]] = [("model.chunk_size", "max_chunk_size", model.chunk_size)]
+    if model.shared_chunk_size is not None:
+        options.append(("model.shared_chunk_size", "shared_chunk_size", model.shared_chunk_size))
+    if model.prefill_cooldown is not None:
+        options.append(("model.prefill_cooldown", "prefill_cooldown", model.prefill_cooldown))
     if model.max_batch_size is not None:
         options.append(("model.max_batch_size", "max_batch_size", model.max_batch_size))
     if memory.sysmem_kv_cache:
@@ -100,6 +114,11 @@ def _passed_through(settings: EngineSettings, known: Collection[str], is_hybrid:
         options.append(
             ("memory.sysmem_recurrent_cache", "recurrent_cache_size", memory.sysmem_recurrent_cache * MEBIBYTE)
         )
+        options += [
+            (f"memory.{name}", name, getattr(memory, name))
+            for name in ("recurrent_checkpoint_interval", "recurrent_checkpoint_interval_pp")
+            if getattr(memory, name) != getattr(_DEFAULTS, name)
+        ]
         if model.recurrent_frontier_checkpoints and FRONTIERS in known:
             options.append((f"model.{FRONTIERS}", FRONTIERS, True))
         if model.recurrent_eviction == "gds" and EVICTION in known:
@@ -125,4 +144,18 @@ def _passed_through(settings: EngineSettings, known: Collection[str], is_hybrid:
             for name, value in _aging_options(memory).items()
             if name in known or value != getattr(_DEFAULTS, name)
         ]
+    return options + _draft_options(settings.draft)
+
+
+def _draft_options(draft: DraftOptions) -> list[tuple[str, str, Any]]:
+    """Those of the mode that is set: a draft model and its cache are arguments of their own (`LoadedModel.draft`)."""
+    options: list[tuple[str, str, Any]] = []
+    if draft.draft_mode == "ngram":
+        options.append(("draft_model.ngram_match_min", "ngram_match_min", draft.ngram_match_min))
+    if draft.draft_mode != "disabled" and draft.draft_num_tokens is not None:
+        options.append(("draft_model.draft_num_tokens", "num_draft_tokens", draft.draft_num_tokens))
+    if draft.draft_mode in ("model", "mtp") and draft.dynamic_draft:
+        options.append(("draft_model.dynamic_draft", "dynamic_draft_tokens", True))
+    if draft.hybrid_draft_tokens:
+        options.append(("draft_model.hybrid_draft_tokens", "hybrid_draft_tokens", draft.hybrid_draft_tokens))
     return options

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from exllamav3.constants import PAGE_SIZE
+
 from exllamav3_adapters.engine_settings import MemoryOptions
 from exllamav3_adapters.errors import LoadFailed
 
@@ -32,5 +34,6 @@ def check_tiers(memory: MemoryOptions, cache: Any) -> None:
 
 
 def page_bytes(cache: Any) -> int:
-    """Of one page, over all layers."""
-    return sum(int(tensor[0].numel()) * int(tensor.element_size()) for tensor in cache.get_all_tensors())
+    """Of one page, over all layers; of a tensor parallel model, whose tensors are in other processes, over all GPUs."""
+    num_pages = int(cache.max_num_tokens) // int(PAGE_SIZE)
+    return sum(int(layer.storage_size()) for layer in cache.layers.values()) // num_pages

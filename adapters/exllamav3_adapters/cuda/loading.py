@@ -1,0 +1,162 @@
+"""From settings to the parts that the common engine runs on, in exllamav3's own order of loading.
+
+Everything that can be refused is refused before the first weight is read: configs, sizes, tokenizer and template.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exllamav3 import Cache
+
+from exllamav3_adapters.contract import LoadProgress
+from exllamav3_adapters.cuda.cache_options import batch_slots, cache_arguments, history
+from exllamav3_adapters.cuda.components import first_line, make_component, read_config
+from exllamav3_adapters.cuda.draft import make_draft_model, num_draft_tokens
+from exllamav3_adapters.cuda.lora import check_loras, load_loras
+from exllamav3_adapters.cuda.module_loading import load_modules, unload, warm_up
+from exllamav3_adapters.cuda.split_options import component_split, draft_split, main_split, options_of_several_gpus
+from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.errors import LoadFailed
+from exllamav3_adapters.exl3.engine import LoadedModel
+from exllamav3_adapters.exl3.model_sizes import cache_tokens, context_length
+from exllamav3_adapters.exl3.text_parts import make_renderer, make_tokenizer
+from exllamav3_adapters.load_thread import Report
+
+log = logging.getLogger(__name__)
+
+_LESS_CACHE = (
+    "lower model.cache_size or model.max_batch_size, set model.cache_mode to fewer bits, or give the load more memory "
+    "with model.gpu_split or a smaller model.autosplit_reserve"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """exllamav3's objects before their weights are loaded: the caches are attached to their models by then, since the
+    loader allocates both."""
+
+    model: Any
+    cache: Any
+    draft_model: Any | None
+    draft_cache: Any | None
+    vision: Any | None
+    slots: int
+    context: int
+
+    @property
+    def models(self) -> list[Any]:
+        """In the order in which they are unloaded."""
+        return [model for model in (self.model, self.draft_model, self.vision) if model is not None]
+
+
+def load_parts(settings: EngineSettings, report: Report, num_gpus: int) -> LoadedModel:
+    """Blocks. Raises LoadFailed, which names the fault, and what `report` raises: nothing stays allocated then."""
+    folder = Path(settings.model.model_dir)
+    report(LoadProgress(stage="reading the configuration", done=0, total=1))
+    check_loras(settings)
+    _warn_of_one_gpu(settings, num_gpus)
+    parts = _make_parts(settings, folder)
+    # Before the weights: a folder without a usable tokenizer or template should not take minutes to refuse.
+    tokenizer = make_tokenizer(parts.model.config, folder)
+    renderer = make_renderer(parts.model.config, folder, settings.model)
+    try:
+        _load_weights(settings, parts, report, num_gpus)
+        load_loras(settings, parts.model)
+        _warm_up(settings, parts, report)
+    except BaseException:
+        unload(parts.models, num_gpus)
+        raise
+    return LoadedModel(
+        model=parts.model,
+        cache=parts.cache,
+        tokenizer=tokenizer,
+        renderer=renderer,
+        context_length=parts.context,
+        draft=_draft_arguments(parts),
+        vision=parts.vision,
+        release=lambda: unload(parts.models, num_gpus),
+    )
+
+
+def _make_parts(settings: EngineSettings, folder: Path) -> _Parts:
+    options = settings.model
+    config = read_config(folder, "model.model_dir")
+    context = context_length(options, _made_for(config))
+    tokens = cache_tokens(options, context)
+    if options.max_seq_len is not None:
+        config.override_dynamic_seq_len(context)  # some models have two sets of RoPE factors, by length
+    config.infer_params.moe_cpu_offload = options.moe_cpu_offload
+    config.infer_params.moe_cpu_split = options.moe_cpu_split
+    model = make_component(config, "text", "model.model_dir")
+    draft_model = make_draft_model(settings, config)
+    vision = make_component(config, "vision", "model.vision") if options.vision else None
+    slots = batch_slots(settings, model)
+    max_history = history(settings, model, num_draft_tokens(settings, draft_model))
+
+    def make_cache(owner: Any, option: str, mode: str) -> Any:
+        try:
+            return Cache(owner, **cache_arguments(mode, tokens, slots, max_history))
+        except Exception as error:  # assertions of the layer types
+            raise LoadFailed(f"{option}: {mode} does not fit this model: {first_line(error)}") from error
+
+    cache = make_cache(model, "model.cache_mode", options.cache_mode)
+    draft_cache = None
+    if draft_model is not None:
+        draft_cache = make_cache(draft_model, "draft_model.draft_cache_mode", settings.draft.draft_cache_mode)
+    return _Parts(
+        model=model,
+        cache=cache,
+        draft_model=draft_model,
+        draft_cache=draft_cache,
+        vision=vision,
+        slots=slots,
+        context=context,
+    )
+
+
+def _load_weights(settings: EngineSettings, parts: _Parts, report: Report, num_gpus: int) -> None:
+    """The model last: its automatic split has to see what the others take."""
+    sizes = {"max_chunk_size": settings.model.chunk_size, "max_batch_size": parts.slots}
+    if parts.vision is not None:
+        split = component_split(settings.model, num_gpus)
+        load_modules(parts.vision, "the vision component", report, remedy="set model.vision to false", **split, **sizes)
+    if parts.draft_model is not None:
+        split = draft_split(settings, num_gpus)
+        remedy = "lower model.cache_size, which the draft model's cache has too, or set draft_model.draft_mode to ngram"
+        load_modules(parts.draft_model, "the draft model", report, remedy=remedy, **split, **sizes)
+    taps = {"draft_model": parts.draft_model} if parts.draft_model is not None else {}
+    split = main_split(settings.model, num_gpus)
+    load_modules(parts.model, "the model", report, remedy=_LESS_CACHE, **split, **sizes, **taps)
+
+
+def _warm_up(settings: EngineSettings, parts: _Parts, report: Report) -> None:
+    failed = warm_up(parts.model, parts.cache, report, chunk_size=settings.model.chunk_size, slots=parts.slots)
+    if failed:
+        log.warning("%s: these passes failed while warming up: %s", settings.model_key, "; ".join(failed))
+
+
+def _draft_arguments(parts: _Parts) -> dict[str, Any]:
+    if parts.draft_model is None:
+        return {}
+    return {"draft_model": parts.draft_model, "draft_cache": parts.draft_cache}
+
+
+def _made_for(config: Any) -> int | None:
+    """Tokens, with the factor by which the config stretches its rotary positions. None where it does not say; exllamav3
+    has 8,192 there."""
+    nested = config.config_dict.get("text_config")
+    for section in (config.config_dict, nested if isinstance(nested, dict) else {}):
+        if length := section.get("max_position_embeddings"):
+            scaling = section.get("rope_scaling") or section.get("rope_parameters") or {}
+            factor = scaling.get("factor") or 1.0
+            return max(int(length), int(factor * (scaling.get("original_max_position_embeddings") or length)))
+    return None
+
+
+def _warn_of_one_gpu(settings: EngineSettings, num_gpus: int) -> None:
+    if num_gpus == 1 and (names := options_of_several_gpus(settings)):
+        log.warning("%s: there is one GPU, so %s has no effect", settings.model_key, ", ".join(names))
