@@ -63,7 +63,11 @@ class LoadedModel:
     renderer: ChatRenderer
     context_length: int
     draft: Mapping[str, Any] = field(default_factory=dict)
-    """Draft arguments of the generator, empty without speculative decoding."""
+    """Draft model and its cache as arguments of the generator, empty where drafts need none."""
+    vision: Any = None
+    """The model's vision component, loaded. None: the model reads text only."""
+    release: Callable[[], None] = lambda: None
+    """Frees what all this holds. Blocks; called once the generator has ended, from any thread."""
 
 
 class Exl3Engine:
@@ -80,6 +84,7 @@ class Exl3Engine:
         _warn_of_idle_options(settings, is_hybrid)
         options = generator_options(settings, Generator, is_hybrid=is_hybrid)
         self._renderer = loaded.renderer
+        self._release = loaded.release
         self._tokenizer = loaded.tokenizer
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
         self._render_seconds = render_seconds
@@ -163,6 +168,8 @@ class Exl3Engine:
         self._closed = True
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
+        release, self._release = self._release, lambda: None
+        await asyncio.to_thread(release)
 
     def _generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool) -> QueuedEventStream:
         request = self._request(prompt, params, retain=retain)
