@@ -13,12 +13,16 @@ from exllamav3_adapters.answer_format.tool_format import Piece, Prose
 class JsonCalls:
     """A `CallReader` of `{...}`, of `[{...}, {...}]`, and of objects that commas or semicolons separate.
 
-    With a closing tag, what is no call is prose up to that tag, and what follows a broken call is dropped up to it.
-    Without one, the section ends with the last object, and prose begins where there is none.
+    With a closing tag, what is no call is prose up to that tag, and what follows a broken call is dropped up to it; the
+    opening tag begins anew in both. Without one, the section ends with the last object, and prose begins where there
+    is none.
     """
 
-    def __init__(self, close: str | None, *, new_call: Callable[[], JsonCall] = JsonCall) -> None:
+    def __init__(self, close: str | None, opening: str = "", *, new_call: Callable[[], JsonCall] = JsonCall) -> None:
         self._close = close
+        self._tags = tuple(tag for tag in (close, opening) if close is not None and tag)
+        # There is no line break in a JSON string: behind one, the closing tag ends a string that never closed.
+        self._line_tags = (f"\n{close}",) if close is not None else ()
         self._new_call = new_call
         self._state: Literal["before", "call", "after", "over", "prose", "dropped"] = "before"
         self._call = new_call()
@@ -52,9 +56,10 @@ class JsonCalls:
         text = text.lstrip(" \t\r\n" + skipped)
         if not text:
             return ""
-        if self._close is not None and text.startswith(self._close):
-            self.rest = text.removeprefix(self._close)
-        elif self._close is not None and self._close.startswith(text):
+        tag = next((tag for tag in self._tags if text.startswith(tag)), None)
+        if tag is not None:
+            return self._after_tag(tag, text.removeprefix(tag))
+        if any(tag.startswith(text) for tag in self._tags):
             self._held = text
         elif self._state == "after" and text[0] == "]":
             self._state = "over"
@@ -70,29 +75,40 @@ class JsonCalls:
         return ""
 
     def _read_call(self, text: str, pieces: list[Piece]) -> str:
-        pieces += self._call.read(text)
-        rest = self._call.rest
-        self._raw = "" if self._call.is_begun else self._raw + (text if rest is None else text[: len(text) - len(rest)])
-        if rest is None:
+        at, tag = find_first(text, self._line_tags)
+        if tag is None:
+            at -= held_length(text, self._line_tags)
+        if at:
+            pieces += self._call.read(text[:at])
+        read = at if self._call.rest is None else at - len(self._call.rest)
+        self._raw = "" if self._call.is_begun else self._raw + text[:read]
+        rest = text[read:]
+        if self._call.rest is None and tag is None:
+            self._held = rest
             return ""
-        self._state = "after"
-        if self._call.is_broken:
-            if self._raw:
-                pieces.append(Prose(self._raw))
-            if self._close is None:
-                self.rest = rest
-            else:
-                self._state = "prose" if self._raw else "dropped"
-        return rest
+        if self._call.rest is not None and not self._call.is_broken:
+            self._state = "after"
+            return rest
+        raw, self._raw = self._raw, ""
+        if self._close is None:
+            pieces += [Prose(raw)] if raw else []
+            self.rest = rest
+            return ""
+        self._state = "prose" if raw else "dropped"
+        return raw + rest
 
     def _read_to_close(self, text: str, pieces: list[Piece]) -> str:
-        assert self._close is not None
-        at, tag = find_first(text, (self._close,))
+        at, tag = find_first(text, self._tags)
         if tag is None:
-            at -= held_length(text, (self._close,))
+            at -= held_length(text, self._tags)
             self._held = text[at:]
-        else:
-            self.rest = text[at + len(tag) :]
         if self._state == "prose" and at:
             pieces.append(Prose(text[:at]))
-        return ""
+        return self._after_tag(tag, text[at + len(tag) :]) if tag is not None else ""
+
+    def _after_tag(self, tag: str, text: str) -> str:
+        if tag == self._close:
+            self.rest = text
+            return ""
+        self._state = "before"
+        return text

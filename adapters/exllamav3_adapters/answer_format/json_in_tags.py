@@ -41,7 +41,7 @@ class JsonInTags:
         return (self.opening, self.close) if self.close is not None else (self.opening,)
 
     def reader(self, opening: str, tools: Sequence[Tool]) -> CallReader:
-        return JsonCalls(self.close)
+        return JsonCalls(self.close, opening)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> str:
         calls = [self._object(tool) for tool in tools]

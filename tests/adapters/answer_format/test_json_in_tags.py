@@ -110,3 +110,20 @@ def test_a_call_whose_end_tag_is_missing_is_followed_by_the_next() -> None:
 def test_an_end_tag_in_a_string_belongs_to_the_string() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>'
     assert read_answer(tagged(HERMES), [text]).arguments == [("f", {"a": "</tool_call>"})]
+
+
+def test_a_string_that_never_closes_ends_with_the_tag_on_a_line_of_its_own() -> None:
+    broken = '<tool_call>\n{"name": "f", "arguments": {"a": "b}}\n</tool_call>\n'
+    whole = '<tool_call>\n{"name": "read_clock", "arguments": {}}\n</tool_call>\nDone.'
+    for pieces in ([broken + whole], list(broken + whole)):
+        answer = read_answer(tagged(HERMES), pieces)
+        assert answer.calls == [("f", '{"a": "b}}'), ("read_clock", "{}")]
+        assert answer.text == "Done."
+
+
+def test_a_tag_inside_what_is_no_call_is_not_told() -> None:
+    for text in ('<tool_call>{"na</tool_call>": 1', '<tool_call>{"na<tool_call>": 1}</tool_call>'):
+        for pieces in ([text], list(text)):
+            answer = read_answer(tagged(HERMES), pieces)
+            assert "tool_call" not in answer.text
+            assert answer.calls == []
