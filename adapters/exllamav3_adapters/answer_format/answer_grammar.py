@@ -84,19 +84,23 @@ def _check(tool: Tool, tools: CallGrammar) -> None:
         ) from None
 
 
+def as_lark(grammar: Grammar) -> str:
+    """A client's grammar by itself. Raises `InvalidRequest` for a schema that cannot be enforced."""
+    return grammar.source if grammar.kind == "lark" else f"start: {embedded(grammar)}"
+
+
 def embedded(grammar: Grammar) -> str:
     """What a client's grammar is as a part of another. Raises `InvalidRequest`."""
     match grammar.kind:
         case "json_schema":
-            return schema_rule(grammar.source)
+            return _schema(grammar.source)
         case "regex":
             return regex(grammar.source)
         case "lark":
             return f"%lark {{\n{grammar.source}\n}}"
 
 
-def schema_rule(source: str) -> str:
-    """`%json` of a client's schema. Raises `InvalidRequest`."""
+def _schema(source: str) -> str:
     try:
         return json_value(json.loads(source))
     except SchemaFault as fault:

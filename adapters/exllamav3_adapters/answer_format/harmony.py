@@ -37,7 +37,7 @@ class HarmonyFormat:
 
     @property
     def reasoning(self) -> ReasoningTags | None:
-        return ReasoningTags(ANALYSIS, END) if self.tells_reasoning else None
+        return ReasoningTags(ANALYSIS, END, recurs=True) if self.tells_reasoning else None
 
     @property
     def tags(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ White space is bounded, since a small model can go on with it for ever: JSON is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -46,7 +46,27 @@ def enforced(schema: object) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, Mapping):
         raise SchemaFault((), "a schema must be an object")
-    return {**_subschema(schema, ()), "x-guidance": ONE_LINE}
+    try:
+        return {**_subschema(schema, ()), "x-guidance": ONE_LINE}
+    except RecursionError:
+        raise SchemaFault((), "it is nested too deeply") from None
+
+
+def subschemas(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The schema and all schemas in it, with the keys that lead there."""
+    yield path, schema
+    for key, value in schema.items():
+        if key in _VALUES:
+            continue
+        if isinstance(value, list):
+            inside = {(*path, key, str(number)): each for number, each in enumerate(value)}
+        elif key in _NAMED and isinstance(value, Mapping):
+            inside = {(*path, key, name): each for name, each in value.items()}
+        else:
+            inside = {(*path, key): value}
+        for path_inside, each in inside.items():
+            if isinstance(each, Mapping):
+                yield from subschemas(each, path_inside)
 
 
 def _subschema(schema: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

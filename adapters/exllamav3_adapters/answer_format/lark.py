@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from exllamav3_adapters.answer_format.json_schema import enforced
@@ -35,16 +35,27 @@ def with_special_tokens(rules: str, special_tokens: Mapping[str, int]) -> str:
     """Rules whose literals name special tokens as such: text alone never matches one. JSON Schemas stay as they are."""
     if not special_tokens:
         return rules
-    parts, at = [], 0
+    pieces = ((_tokens_and_text(piece, special_tokens) if piece[0] == '"' else piece) for piece in _pieces(rules))
+    return "".join(pieces)
+
+
+def json_schemas(rules: str) -> list[Any]:
+    """Those of all `%json`."""
+    return [json.loads(piece.removeprefix(_JSON)) for piece in _pieces(rules) if piece.startswith(_JSON)]
+
+
+def _pieces(rules: str) -> Iterator[str]:
+    """The text, cut before and behind each literal, pattern and schema."""
+    at = 0
     while found := _TERMINAL.search(rules, at):
-        parts.append(rules[at : found.start()])
+        if found.start() > at:
+            yield rules[at : found.start()]
         at = found.end()
         if found[0] == _JSON:
             _, at = json.JSONDecoder().raw_decode(rules, at)
-            parts.append(rules[found.start() : at])
-        else:
-            parts.append(_tokens_and_text(found[0], special_tokens) if found[0][0] == '"' else found[0])
-    return "".join([*parts, rules[at:]])
+        yield rules[found.start() : at]
+    if at < len(rules):
+        yield rules[at:]
 
 
 def _tokens_and_text(quoted: str, special_tokens: Mapping[str, int]) -> str:

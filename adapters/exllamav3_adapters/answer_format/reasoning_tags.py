@@ -10,6 +10,15 @@ from dataclasses import dataclass
 class ReasoningTags:
     start: str
     end: str
+    closing: str = ""
+    """What is written where a budget ends reasoning: the end tag, and the white space around it that the family has.
+    Empty: the tag alone."""
+    recurs: bool = False
+    """Reasoning may come again after its end."""
+
+    @property
+    def forced_end(self) -> str:
+        return self.closing or self.end
 
 
 FAMILIES = (
@@ -17,7 +26,8 @@ FAMILIES = (
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
     ReasoningTags("[THINK]", "[/THINK]"),  # Magistral
     ReasoningTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
-    ReasoningTags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, MiniMax, Nemotron, Kimi, SmolLM3, and most others
+    # Qwen, DeepSeek, GLM, MiniMax, Nemotron, Kimi, SmolLM3, and most others
+    ReasoningTags("<think>", "</think>", closing="\n</think>\n\n"),
 )
 
 

@@ -26,6 +26,8 @@ from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineUnavailable, InvalidRequest
 from exllamav3_adapters.event_stream import QueuedEventStream, failed_stream
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
+from exllamav3_adapters.exl3.answer_filters import AnswerFilters
+from exllamav3_adapters.exl3.answer_tokenizer import AnswerTokenizer
 from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
 from exllamav3_adapters.exl3.fingerprint import cache_fingerprint
 from exllamav3_adapters.exl3.generator_options import (
@@ -38,7 +40,6 @@ from exllamav3_adapters.exl3.generator_options import (
 )
 from exllamav3_adapters.exl3.prefill_times import device_clock
 from exllamav3_adapters.exl3.request import Request
-from exllamav3_adapters.exl3.sampling import build_filters
 from exllamav3_adapters.exl3.scheduler import Scheduler
 from exllamav3_adapters.exl3.tiers import check_tiers
 from exllamav3_adapters.policies.prefill_cost import PrefillCost
@@ -63,11 +64,7 @@ class LoadedModel:
     renderer: ChatRenderer
     context_length: int
     draft: Mapping[str, Any] = field(default_factory=dict)
-    """Draft model and its cache as arguments of the generator, empty where drafts need none."""
-    vision: Any = None
-    """The model's vision component, loaded. None: the model reads text only."""
-    release: Callable[[], None] = lambda: None
-    """Frees what all this holds. Blocks; called once the generator has ended, from any thread."""
+    """Draft arguments of the generator, empty without speculative decoding."""
 
 
 class Exl3Engine:
@@ -84,8 +81,9 @@ class Exl3Engine:
         _warn_of_idle_options(settings, is_hybrid)
         options = generator_options(settings, Generator, is_hybrid=is_hybrid)
         self._renderer = loaded.renderer
-        self._release = loaded.release
-        self._tokenizer = loaded.tokenizer
+        form = loaded.renderer.answer_format
+        self._tokenizer = AnswerTokenizer(loaded.tokenizer, form.tags)
+        self._filters = AnswerFilters(self._tokenizer, form.reasoning, self._tokenizer.get_id_to_piece_list(True))
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
         self._render_seconds = render_seconds
         self._vocab_size = int(loaded.model.config.vocab_size)
@@ -97,8 +95,8 @@ class Exl3Engine:
             page_size=PAGE_SIZE,
             cache_tokens=loaded.cache.max_num_tokens,
             cache_fingerprint=cache_fingerprint(loaded),
-            tool_format=loaded.renderer.answer_format.tool_format,
-            has_reasoning=loaded.renderer.answer_format.reasoning is not None,
+            tool_format=form.tool_format,
+            has_reasoning=form.reasoning is not None,
             text_start=text_start(
                 loaded.tokenizer.tokenizer, loaded.tokenizer.tokenizer_config_dict, loaded.tokenizer.bos_token_id
             ),
@@ -107,7 +105,7 @@ class Exl3Engine:
         check_tiers(settings.memory, loaded.cache)
         self._scheduler = Scheduler(
             lambda: Generator(
-                model=loaded.model, cache=loaded.cache, tokenizer=loaded.tokenizer, **options, **loaded.draft
+                model=loaded.model, cache=loaded.cache, tokenizer=self._tokenizer, **options, **loaded.draft
             ),
             stop_token_ids=list(loaded.model.config.eos_token_id_list),
             # Without it a request that names no max_tokens would reserve the whole cache and run alone.
@@ -140,7 +138,7 @@ class Exl3Engine:
         form, opened = self._renderer.answer_format, prompt.opens_reasoning
         try:
             parser = form.parser(params.chat, opens_reasoning=opened)
-            prepared = form.prepared(params, opens_reasoning=opened, special_tokens={})
+            prepared = form.prepared(params, opens_reasoning=opened, special_tokens=self._tokenizer.special_tokens)
         except InvalidRequest as error:
             return failed_stream(error)
         return ParsedStream(self._generate(prompt, prepared, retain=retain), parser)
@@ -168,14 +166,12 @@ class Exl3Engine:
         self._closed = True
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
-        release, self._release = self._release, lambda: None
-        await asyncio.to_thread(release)
 
     def _generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool) -> QueuedEventStream:
         request = self._request(prompt, params, retain=retain)
         if request.stream.complete:
             return request.stream
-        if params.grammar is None:
+        if not self._filters.are_needed(params):
             self._scheduler.submit(request)
         else:
             self._render_thread.submit(self._submit_with_filters, request)
@@ -226,7 +222,7 @@ class Exl3Engine:
 
     def _submit_with_filters(self, request: Request) -> None:
         try:
-            request.filters = build_filters(request.params.grammar, self._tokenizer)
+            request.filters = self._filters.build(request.params, opens_reasoning=request.prompt.opens_reasoning)
         except InvalidRequest as error:
             request.loop.call_soon_threadsafe(request.stream.fail, error)
         else:

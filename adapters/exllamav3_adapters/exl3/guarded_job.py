@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from exllamav3_adapters.errors import InvalidRequest
 from exllamav3_adapters.exl3.aging_pagetable import AgingPageTable
 from exllamav3_adapters.exl3.pins import PinnedPages
 from exllamav3_adapters.exl3.recurrent_job import RecurrentJob
@@ -19,6 +20,8 @@ from exllamav3_adapters.exl3.request import Request
 
 class GuardedJob(RecurrentJob):
     """Built with a `Request` as its identifier. `__init__` stays exllamav3's: a requeue calls it again."""
+
+    device_logit_mask: torch.Tensor | None
 
     fault: Exception | None = None
     pins: PinnedPages | None = None
@@ -86,8 +89,24 @@ class GuardedJob(RecurrentJob):
     def prepare_logit_mask(self) -> None:
         try:
             super().prepare_logit_mask()
+            self._check_mask()
         except Exception as fault:
             self.note_fault(fault)
+
+    def _check_mask(self) -> None:
+        """Where filters leave nothing, the sampler would draw any token at all."""
+        mask = self.device_logit_mask
+        if mask is None or not self.filters:
+            return
+        if mask.dtype == torch.int32:
+            left = bool(self.pinned_logit_bitmask.any())
+        else:
+            left = bool((self.pinned_logit_mask > float("-inf")).any())
+        if not left:
+            raise InvalidRequest(
+                "banned_strings leaves nothing that the answer's grammar can go on with; ban other texts, or change it",
+                "banned_strings",
+            )
 
     def prepare_sampling_past_ids(self) -> None:
         try:

@@ -28,8 +28,9 @@ FINISH_REASONS = {
 """exllamav3's `eos_reason` -> OpenAI's finish reason."""
 
 
-def events_of(result: dict[str, Any], id_to_piece: list[str]) -> list[GenerationEvent | PrefillEvent]:
-    """The events that one result of `Generator.iterate` means for its request; raises nothing."""
+def events_of(result: dict[str, Any], names: list[str], pieces: list[str]) -> list[GenerationEvent | PrefillEvent]:
+    """The events that one result of `Generator.iterate` means for its request; raises nothing. `names`: what each token
+    is called among probabilities, `pieces`: what it is as a part of this answer."""
     request: Request = result["identifier"]
     match result["stage"]:
         case "started" if not request.started:
@@ -41,7 +42,7 @@ def events_of(result: dict[str, Any], id_to_piece: list[str]) -> list[Generation
             return [_prefilled(request, result)] if result["eos"] else []
         case "streaming":
             request.answering = True
-            return [*_text(request, result, id_to_piece), *_finished(request, result)]
+            return [*_text(request, result, names, pieces), *_finished(request, result)]
         case _:
             return []
 
@@ -67,11 +68,15 @@ def _prefilled(request: Request, result: dict[str, Any]) -> Prefilled:
 
 
 def _finished(request: Request, result: dict[str, Any]) -> list[Finished]:
+    """A stop string may end an answer that its grammar would have gone on with: the answer is cut then, and says so."""
     if not result["eos"]:
         return []
+    cut = FINISH_REASONS[result["eos_reason"]] == "length" or (
+        result["eos_reason"] == "stop_string" and request.params.grammar is not None
+    )
     return [
         Finished(
-            reason="length" if FINISH_REASONS[result["eos_reason"]] == "length" else "stop",
+            reason="length" if cut else "stop",
             prompt_tokens=len(request.prompt.token_ids),
             cached_tokens=min(result["cached_tokens"], len(request.prompt.token_ids)),
             completion_tokens=result["new_tokens"],
@@ -79,24 +84,25 @@ def _finished(request: Request, result: dict[str, Any]) -> list[Finished]:
     ]
 
 
-def _text(request: Request, result: dict[str, Any], id_to_piece: list[str]) -> list[Text]:
+def _text(request: Request, result: dict[str, Any], names: list[str], pieces: list[str]) -> list[Text]:
     if request.params.top_logprobs is not None and "token_probs" in result:
-        request.held_logprobs += _logprobs(result, id_to_piece)
-    text = released_text(result)
+        request.held_logprobs += _logprobs(result, names)
+    text = released_text(result, pieces)
     if not text:
         return []
     logprobs, request.held_logprobs = tuple(request.held_logprobs), []
     return [Text(text=text, logprobs=logprobs)]
 
 
-def released_text(result: dict[str, Any]) -> str:
-    """The text that a result adds to the answer. At the end exllamav3 1.6.5 gives too little or too much."""
+def released_text(result: dict[str, Any], pieces: list[str]) -> str:
+    """The text that a result adds to the answer, of which `pieces` are what each token is. At the end exllamav3 1.6.5
+    gives too little or too much."""
     text: str = result.get("text", "")
     match result.get("eos_reason"):
         case "stop_token":
             # It drops what it held back in case a stop string would come of it; none has.
             held: str = result.get("held", {}).get("text", "")
-            return text + held.removesuffix(result["eos_triggering_token_str"])
+            return text + held.removesuffix(pieces[result["eos_triggering_token_id"]])
         case "stop_string":
             # Where the held text has an incomplete character it decodes the held tokens anew, stop string and all.
             return text.partition(result["eos_triggering_string"])[0]

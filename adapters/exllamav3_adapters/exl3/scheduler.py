@@ -160,8 +160,10 @@ class Scheduler:
     def _run(self) -> None:
         try:
             self._generator = self._make_generator()
-            self._pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(True)
-            self._answer_pieces: list[str] = self._generator.tokenizer.get_id_to_piece_list(False)
+            tokenizer = self._generator.tokenizer
+            self._names: list[str] = tokenizer.names
+            self._chat_pieces: list[str] = tokenizer.get_id_to_piece_list(True)
+            self._plain_pieces: list[str] = tokenizer.get_id_to_piece_list(False)
             self._checkpoints = self._install_checkpoints()
             self._aging = self._make_aging(self._generator) if self._make_aging is not None else None
             pagetable = self._generator.pagetable
@@ -226,7 +228,7 @@ class Scheduler:
             log.warning("a job failed: %s", type(result["error"]).__name__)
             deliveries.append((request, failure_of(result["error"])))
         else:
-            events = events_of(result, self._pieces)
+            events = events_of(result, self._names, self._pieces(request))
             if request.pin and events and isinstance(events[-1], Prefilled):
                 events[-1] = self._pin(request, events[-1])
             deliveries += [(request, event) for event in events]
@@ -240,9 +242,14 @@ class Scheduler:
     def _note_sent(self, request: Request, result: dict[str, Any]) -> None:
         if request.background or result["stage"] != "streaming":
             return
-        request.sent.add(result, released_text(result), self._answer_pieces)
+        pieces = self._pieces(request)
+        request.sent.add(result, released_text(result, pieces), pieces)
         if result["eos"]:
             self._on_answered(request, False)
+
+    def _pieces(self, request: Request) -> list[str]:
+        """What each token is as a part of the request's answer."""
+        return self._plain_pieces if request.params.chat is None else self._chat_pieces
 
     def _pin(self, request: Request, done: Prefilled) -> Prefilled:
         token_ids = request.prompt.token_ids
@@ -287,7 +294,9 @@ class Scheduler:
             job = GuardedJob(
                 as_tensor(request.prompt.token_ids),
                 max_new_tokens=request.max_new_tokens,
-                min_new_tokens=min(params.min_tokens, request.max_new_tokens),
+                # A grammar may end before: `GrammarFilter` knows when.
+                min_new_tokens=min(params.min_tokens, request.max_new_tokens) if params.grammar is None else 0,
+                decode_special_tokens=params.chat is not None,
                 sampler=build_sampler(params),
                 seed=params.seed,
                 stop_conditions=[*self._stop_token_ids, *params.stop],

@@ -108,7 +108,7 @@ async def test_a_token_outside_the_vocabulary_is_refused(load: Load) -> None:
 async def test_a_bad_grammar_is_refused_before_it_is_queued(load: Load) -> None:
     engine = await load()
     params = GenerationParams(max_tokens=4, grammar=Grammar(kind="json_schema", source='{"type": "nonsense"}'))
-    with pytest.raises(InvalidRequest, match="json_schema"):
+    with pytest.raises(InvalidRequest, match="the JSON schema cannot be enforced: Invalid type: nonsense"):
         await answer(engine.generate(prompt(10), params))
     assert (await engine.stats()).counters["requests"] == 0
 
