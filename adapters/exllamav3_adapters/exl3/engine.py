@@ -64,7 +64,11 @@ class LoadedModel:
     renderer: ChatRenderer
     context_length: int
     draft: Mapping[str, Any] = field(default_factory=dict)
-    """Draft arguments of the generator, empty without speculative decoding."""
+    """Draft model and its cache as arguments of the generator, empty where drafts need none."""
+    vision: Any = None
+    """The model's vision component, loaded. None: the model reads text only."""
+    release: Callable[[], None] = lambda: None
+    """Frees what all this holds. Blocks; called once the generator has ended, from any thread."""
 
 
 class Exl3Engine:
@@ -81,6 +85,7 @@ class Exl3Engine:
         _warn_of_idle_options(settings, is_hybrid)
         options = generator_options(settings, Generator, is_hybrid=is_hybrid)
         self._renderer = loaded.renderer
+        self._release = loaded.release
         form = loaded.renderer.answer_format
         self._tokenizer = AnswerTokenizer(loaded.tokenizer, form.tags)
         self._filters = AnswerFilters(self._tokenizer, form.reasoning, self._tokenizer.get_id_to_piece_list(True))
@@ -166,6 +171,8 @@ class Exl3Engine:
         self._closed = True
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
+        release, self._release = self._release, lambda: None
+        await asyncio.to_thread(release)
 
     def _generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool) -> QueuedEventStream:
         request = self._request(prompt, params, retain=retain)
