@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "o200k_base.tiktoken"
 _VARIABLE: Final = "TIKTOKEN_ENCODINGS_BASE"
 """Names the folder that `openai-harmony` looks in before it asks the network."""
+_ADDRESS: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 _NUM_RANKS: Final = 199_998
 _SHA256: Final = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 """Of the file; the package takes no other."""
@@ -30,8 +31,8 @@ _SHA256: Final = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a
 def load_encoding(model_folder: Path | None) -> HarmonyEncoding:
     """Blocks: 0.2 s, a few seconds the first time a user loads such a model. Raises `LoadFailed`.
 
-    The file is taken from the folder that the environment names, then from the user's cache, where it is written from
-    the model's `tokenizer.json`.
+    The file is taken from the folder that the environment names, then from this user's cache, where it is put first:
+    from tiktoken's cache, which a gateway often has filled, or made from the model's `tokenizer.json`.
     """
     try:
         import openai_harmony  # noqa: F401
@@ -45,7 +46,7 @@ def load_encoding(model_folder: Path | None) -> HarmonyEncoding:
         return _loaded(Path(configured))
     folder = cache_folder() / "harmony"
     if not _is_intact(folder / FILE_NAME):
-        _write_vocabulary(folder / FILE_NAME, model_folder)
+        _write(folder / FILE_NAME, _cached_by_tiktoken() or _from_tokenizer(model_folder))
     return _loaded(folder)
 
 
@@ -80,8 +81,16 @@ def _is_intact(path: Path) -> bool:
         return False
 
 
-def _write_vocabulary(path: Path, model_folder: Path | None) -> None:
-    """Written beside `path` and renamed into place, so that several processes may do it at once."""
+def _cached_by_tiktoken() -> bytes | None:
+    """tiktoken keeps what it fetched under the SHA-1 of the address."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    if not folder:
+        return None
+    path = Path(folder) / hashlib.sha1(_ADDRESS.encode(), usedforsecurity=False).hexdigest()
+    return path.read_bytes() if _is_intact(path) else None
+
+
+def _from_tokenizer(model_folder: Path | None) -> bytes:
     if model_folder is None:
         raise LoadFailed(
             f"the model's answers are in Harmony, whose parser needs {FILE_NAME}, and there is no model folder to "
@@ -93,6 +102,11 @@ def _write_vocabulary(path: Path, model_folder: Path | None) -> None:
             f"{model_folder / 'tokenizer.json'}: the vocabulary is not that of gpt-oss, which Harmony's parser needs; "
             "give the model its original tokenizer.json, or set model.tool_format to the form of its calls"
         )
+    return content
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Beside `path`, and renamed into place, so that several processes may do it at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{FILE_NAME}.partial-")

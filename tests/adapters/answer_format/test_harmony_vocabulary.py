@@ -41,7 +41,8 @@ def model_folder(o200k_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("TIKTOKEN_ENCODINGS_BASE", raising=False)
+    for name in ("TIKTOKEN_ENCODINGS_BASE", "TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
@@ -55,6 +56,14 @@ def test_it_is_written_into_the_users_cache_once(model_folder: Path, empty_cache
     [written] = empty_cache.rglob("*.tiktoken")
     assert load_encoding(None).encode("hello", allowed_special="all") == [24912]
     assert [path for path in empty_cache.rglob("*") if path.is_file()] == [written]
+
+
+def test_it_is_taken_from_tiktokens_cache_where_that_has_it(
+    o200k_folder: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_cache / "fb374d419588a4632f3f557e76b4b70aebbca790").symlink_to(o200k_folder / FILE_NAME)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(empty_cache))
+    assert load_encoding(None).encode("hello", allowed_special="all") == [24912]
 
 
 def test_a_damaged_file_is_written_again(model_folder: Path, empty_cache: Path) -> None:
