@@ -38,6 +38,7 @@ class JsonCall:
         self._nested = 0  # levels of a key that holds the call itself
         self._waiting: str | None = None  # arguments that came before the name
         self.is_begun = False
+        self._unread = ""
         self.rest: str | None = None
         self.is_broken = False
 
@@ -47,7 +48,7 @@ class JsonCall:
             taken = self._step(text, pieces)
             text = text[taken:]
             if self._step == self._done:
-                self.rest = text
+                self.rest = self._unread + text
         return pieces
 
     def end(self) -> list[Piece]:
@@ -80,7 +81,7 @@ class JsonCall:
         taken = self._value.take(text)
         self._token += text[:taken]
         if self._names is not None and not _may_become(self._token, self._keys):
-            return taken + self._break()
+            return taken + self._break(unread=self._token)
         if self._value.is_complete:
             self._key, self._token = _loaded_text(self._token), ""
             self._step = self._take_colon
@@ -132,7 +133,7 @@ class JsonCall:
         self._token += text[:taken]
         is_name = self._key in NAME_KEYS and not self._name and self._names is not None
         if self._value.is_broken or (is_name and not _may_become(self._token, self._names or ())):
-            return taken + self._break()
+            return taken + self._break(unread=self._token)
         if not self._value.is_complete:
             return taken
         value, self._token = self._token, ""
@@ -169,7 +170,9 @@ class JsonCall:
             self._waiting = self._waiting if self._has_arguments else "{}"
             self._begin(pieces)
 
-    def _break(self) -> int:
+    def _break(self, *, unread: str = "") -> int:
+        """`unread` was taken and goes back to the text."""
+        self._unread = unread
         self.is_broken = True
         self._step = self._done
         return 0

@@ -80,22 +80,22 @@ class JsonCalls:
             at -= held_length(text, self._line_tags)
         if at:
             pieces += self._call.read(text[:at])
-        read = at if self._call.rest is None else at - len(self._call.rest)
-        self._raw = "" if self._call.is_begun else self._raw + text[:read]
-        rest = text[read:]
-        if self._call.rest is None and tag is None:
-            self._held = rest
+        is_begun, rest = self._call.is_begun, self._call.rest
+        self._raw = "" if is_begun else self._raw + text[:at]
+        if rest is None and tag is None:
+            self._held = text[at:]
             return ""
-        if self._call.rest is not None and not self._call.is_broken:
+        unread = (rest or "") + text[at:]
+        if rest is not None and not self._call.is_broken:
             self._state = "after"
-            return rest
-        raw, self._raw = self._raw, ""
+            return unread
+        raw, self._raw = self._raw[: len(self._raw) - len(rest or "")], ""
         if self._close is None:
             pieces += [Prose(raw)] if raw else []
-            self.rest = rest
+            self.rest = unread
             return ""
-        self._state = "prose" if raw else "dropped"
-        return raw + rest
+        self._state = "dropped" if is_begun else "prose"
+        return raw + unread
 
     def _read_to_close(self, text: str, pieces: list[Piece]) -> str:
         at, tag = find_first(text, self._tags)

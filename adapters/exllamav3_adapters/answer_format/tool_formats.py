@@ -56,6 +56,7 @@ _MARKS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (MISTRAL_NAME.name, ("[TOOL_CALLS]", "[ARGS]")),
     (MISTRAL.name, ("[TOOL_CALLS]",)),
     (PHI.name, ("<|tool_call|>", "<|/tool_call|>")),
+    (PHI.name, ("<|tool|>", "<|/tool|>")),
     (GRANITE.name, ("<|tool_call|>",)),
     (JAMBA.name, ("<tool_calls>",)),
     (DEEPSEEK_V32.name, ("｜DSML｜", "function_calls>")),
