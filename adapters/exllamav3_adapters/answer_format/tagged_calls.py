@@ -122,16 +122,16 @@ class TaggedCalls:
         # Where a line break ends a name, so does the tag that follows it.
         is_closed = stop == end or (end == "\n" and stop == "<")
         name = self._text[:at].strip()
+        after = self._text[at:].removeprefix(end)
         if is_closed and _is_name(name):
+            self._text = after
             self._begin(name, pieces)
-        else:
-            # From here to the section's end, or else the answer's, prose and calls alternate.
-            self._is_wrapped = True
-            self._step = self._between_calls
-        if is_closed:
-            if self._step == self._between_calls and name:
-                pieces.append(Prose(name))
-            self._text = self._text[at:].removeprefix(end)
+            return True
+        # From here to the section's end, or else the answer's, prose and calls alternate.
+        if is_closed and end != "\n":
+            self._text = name + after
+        self._is_wrapped = True
+        self._step = self._between_calls
         return True
 
     def _begin(self, name: str, pieces: list[Piece]) -> None:
@@ -170,7 +170,7 @@ class TaggedCalls:
         if types == STRING and 'string="false"' in attributes:
             types = None
         self._value = TextArgument(types, in_lines=self._tags.in_lines)
-        self._is_json = types != STRING
+        self._is_json = types is None or not types.isdisjoint(("array", "object"))
         self._arguments.begin(self._key)
         self._step = self._begin_value
         return True
@@ -192,7 +192,7 @@ class TaggedCalls:
         if at is None:
             return False
         value, self._text = self._text[:at], self._text[at + len(self._tags.value_end) :]
-        self._value.read(value)
+        self._add(self._value.read(value), pieces)
         self._end_value(pieces)
         return True
 

@@ -15,8 +15,8 @@ from exllamav3_adapters.answer_format.tool_formats import TOOL_FORMATS
 from exllamav3_adapters.contract import ToolUse
 
 BYTES = llguidance.LLTokenizer("byte")
-MAX_BYTES = 6000
-ENDS = ["</parameter>", "</｜DSML｜parameter>", "</arg_value>", '<|"|>', '"', "\n", "}", "]", ","]
+MAX_BYTES = 50_000
+ENDS = ["</parameter>", "\n</parameter>", "</｜DSML｜parameter>", "</arg_value>", '<|"|>', '"', "\n", "}", "]", ","]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "$defs": {

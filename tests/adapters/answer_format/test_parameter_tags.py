@@ -40,6 +40,18 @@ class ParameterTagsCases(ToolFormatCases):
                 call = ("write_note", {"text": text, "tags": []})
                 assert read_answer(tagged(self.form), list(self.write(call))).arguments == [call]
 
+    def test_a_closing_tag_survives_in_the_strings_of_a_list(self) -> None:
+        end = self.form.words.value_end
+        call = ("write_note", {"text": "x", "tags": [f'a "quoted" {end}', end, "\\"]})
+        assert read_answer(tagged(self.form), list(self.write(call, WEATHER_CALL))).arguments == [call, WEATHER_CALL]
+
+    def test_a_list_with_a_fault_ends_with_its_tag(self) -> None:
+        words = self.form.words
+        text = self.write(("write_note", {"text": "x", "tags": ["a"]}), WEATHER_CALL).replace('["a"]', '["a]')
+        answer = read_answer(tagged(self.form), list(text))
+        assert answer.arguments == [("write_note", {"text": "x", "tags": '["a]'}), WEATHER_CALL]
+        assert words.value_end not in answer.text
+
     def test_a_call_that_is_not_closed_ends_with_its_section(self) -> None:
         text = self.write(WEATHER_CALL).replace(self.form.words.call_end, "", 1)
         if self.form.words.call_end == self.form.words.section_end:
