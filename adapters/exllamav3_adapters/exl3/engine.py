@@ -23,7 +23,7 @@ from exllamav3_adapters.contract import (
     StoredPrefix,
 )
 from exllamav3_adapters.engine_settings import EngineSettings
-from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineUnavailable, InvalidRequest
+from exllamav3_adapters.errors import ContextLengthExceeded, EngineDied, EngineError, EngineUnavailable, InvalidRequest
 from exllamav3_adapters.event_stream import QueuedEventStream, failed_stream
 from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.answer_filters import AnswerFilters
@@ -40,10 +40,13 @@ from exllamav3_adapters.exl3.generator_options import (
 )
 from exllamav3_adapters.exl3.prefill_times import device_clock
 from exllamav3_adapters.exl3.request import Request
+from exllamav3_adapters.exl3.results import failure_of
+from exllamav3_adapters.exl3.sampling import build_sampler, scans_vocabulary
 from exllamav3_adapters.exl3.scheduler import Scheduler
 from exllamav3_adapters.exl3.tiers import check_tiers
 from exllamav3_adapters.policies.prefill_cost import PrefillCost
 from exllamav3_adapters.text_start import text_start
+from exllamav3_adapters.token_ids import check_token_ids
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -178,10 +181,10 @@ class Exl3Engine:
         request = self._request(prompt, params, retain=retain)
         if request.stream.complete:
             return request.stream
-        if not self._filters.are_needed(params):
+        if not self._filters.are_needed(params) and not scans_vocabulary(params):
             self._scheduler.submit(request)
         else:
-            self._render_thread.submit(self._submit_with_filters, request)
+            self._render_thread.submit(self._prepare_and_submit, request)
         return request.stream
 
     def _make_aging(self, settings: EngineSettings) -> Callable[[Any], AgingPolicy]:
@@ -197,7 +200,7 @@ class Exl3Engine:
         background: bool = False,
         pin: bool = False,
     ) -> Request:
-        """A request whose stream has failed already where its prompt cannot be served."""
+        """A request whose stream has failed already where it cannot be served."""
         stream = QueuedEventStream(on_cancel=lambda: self._scheduler.cancel(request))
         room = self._info.context_length - len(prompt.token_ids)
         request = Request(
@@ -210,28 +213,36 @@ class Exl3Engine:
             background=background,
             pin=pin,
         )
-        if not prompt.token_ids:
-            stream.fail(InvalidRequest("the prompt is empty", "messages"))
-        elif min(prompt.token_ids) < 0 or max(prompt.token_ids) >= self._vocab_size:
-            # Such a token would fail the forward of the whole batch.
-            stream.fail(InvalidRequest(f"token ids must be from 0 to {self._vocab_size - 1}", "prompt"))
-        elif room < 1:
-            stream.fail(
-                ContextLengthExceeded(
-                    f"the prompt has {len(prompt.token_ids)} tokens, and this model's context of "
-                    f"{self._info.context_length} tokens must hold it and the answer; shorten the messages",
-                    "messages",
-                    prompt_tokens=len(prompt.token_ids),
-                    max_tokens=self._info.context_length,
-                )
-            )
+        try:
+            self._check_servable(prompt, params)
+        except EngineError as error:
+            stream.fail(error)
         return request
 
-    def _submit_with_filters(self, request: Request) -> None:
+    def _check_servable(self, prompt: Prompt, params: GenerationParams) -> None:
+        """A token outside the vocabulary would fail the forward of the whole batch."""
+        self._check_open()
+        if not prompt.token_ids:
+            raise InvalidRequest("the prompt is empty", "messages")
+        if min(prompt.token_ids) < 0 or max(prompt.token_ids) >= self._vocab_size:
+            raise InvalidRequest(f"token ids must be from 0 to {self._vocab_size - 1}", "prompt")
+        check_token_ids(params, self._vocab_size)
+        if len(prompt.token_ids) >= self._info.context_length:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt.token_ids)} tokens, and this model's context of "
+                f"{self._info.context_length} tokens must hold it and the answer; shorten the messages",
+                "messages",
+                prompt_tokens=len(prompt.token_ids),
+                max_tokens=self._info.context_length,
+            )
+
+    def _prepare_and_submit(self, request: Request) -> None:
+        """What takes long enough to hold up a batch."""
         try:
             request.filters = self._filters.build(request.params, opens_reasoning=request.prompt.opens_reasoning)
-        except InvalidRequest as error:
-            request.loop.call_soon_threadsafe(request.stream.fail, error)
+            request.sampler = build_sampler(request.params, self._tokenizer)
+        except Exception as error:
+            request.loop.call_soon_threadsafe(request.stream.fail, failure_of(error))
         else:
             self._scheduler.submit(request)
 

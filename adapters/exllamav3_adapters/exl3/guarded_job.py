@@ -116,12 +116,19 @@ class GuardedJob(RecurrentJob):
 
     def receive_logits(self, logits: torch.Tensor) -> tuple[Any, Any, Any, Any]:
         if self.fault is None:
+            self._trim_logit_mask(logits.shape[-1])
             try:
                 sampled: tuple[Any, Any, Any, Any] = super().receive_logits(logits)
                 return sampled
             except Exception as fault:
                 self.note_fault(fault)
         return torch.zeros((1, 1), dtype=torch.long), None, None, None
+
+    def _trim_logit_mask(self, num_logits: int) -> None:
+        """A mask of blocked tokens is as wide as the padded vocabulary, and logits of a CPU model are not."""
+        mask = self.device_logit_mask
+        if mask is not None and mask.dtype != torch.int32 and mask.shape[-1] > num_logits:
+            self.device_logit_mask = mask[..., :num_logits]
 
     def receive_sample(
         self,

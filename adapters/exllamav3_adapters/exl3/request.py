@@ -29,6 +29,8 @@ class Request:
     """A prefill that yields to requests."""
     pin: bool = False
     filters: list[Any] = field(default_factory=list)
+    sampler: Any = None
+    """None: made when the job is."""
     job: Any = None
     started: bool = False
     answering: bool = False

@@ -297,9 +297,9 @@ class Scheduler:
                 # A grammar may end before: `GrammarFilter` knows when.
                 min_new_tokens=min(params.min_tokens, request.max_new_tokens) if params.grammar is None else 0,
                 decode_special_tokens=params.chat is not None,
-                sampler=build_sampler(params),
+                sampler=request.sampler or build_sampler(params, self._generator.tokenizer),
                 seed=params.seed,
-                stop_conditions=[*self._stop_token_ids, *params.stop],
+                stop_conditions=[*([] if params.ignore_eos else self._stop_token_ids), *params.stop],
                 banned_strings=list(params.banned_strings) or None,
                 return_probs=params.top_logprobs is not None,
                 return_top_tokens=params.top_logprobs or 0,

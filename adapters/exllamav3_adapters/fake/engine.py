@@ -39,6 +39,7 @@ from exllamav3_adapters.fake.answer import answer
 from exllamav3_adapters.fake.pages import PAGE_SIZE, PageCache
 from exllamav3_adapters.fake.scheduler import Job, Pace, Scheduler
 from exllamav3_adapters.fake.shared_prefixes import SharedPrefixes
+from exllamav3_adapters.token_ids import check_token_ids
 
 _ENVIRONMENT_PREFIX = "EXLLAMAV3_FAKE_"
 _DEFAULT_CONTEXT_LENGTH = 8192
@@ -165,6 +166,7 @@ class FakeEngine:
             self._check_available()
             text = template.decode(prompt.token_ids)
             self._check_length(prompt, num_answer_tokens=1)
+            check_token_ids(params, template.VOCABULARY_SIZE)
             planned = answer(text, params, room=self._most - len(prompt.token_ids))
         except EngineError as error:
             stream.fail(error)
