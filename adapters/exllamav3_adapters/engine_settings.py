@@ -6,6 +6,7 @@ take every value here to be in range. Paths are absolute. 0 or empty means "off"
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,13 +32,20 @@ class ModelOptions:
     prefill_cooldown: int | None = None
     """Decoding steps between two prefill steps while other requests decode. None: the engine's default."""
     max_history: int = 0
-    """Tokens by which recurrent state can be rolled back, for drafting (hybrid models only)."""
+    """Tokens by which recurrent state can be rolled back, for drafting (hybrid models only). 0: as many as are
+    drafted."""
+    recurrent_state_fp32: bool = False
+    """Keep recurrent state in 32 bits instead of 16 (hybrid models only)."""
     tensor_parallel: bool = False
     tensor_parallel_backend: Literal["native", "nccl"] = "native"
+    tensor_parallel_moe_split: bool = False
+    """Split every expert over the GPUs instead of experts between them."""
+    tensor_parallel_limits: Mapping[str, int] = field(default_factory=dict)
+    """Most GPUs that share one layer, by its kind: `attn`, `linear_attn`, `mlp`, `moe`, `linear` (the output)."""
     gpu_split_auto: bool = True
-    """Fill the GPUs in order. Without effect beside `gpu_split` or `tensor_parallel`."""
+    """Fill the GPUs in order. False: the first one only. Without effect beside `gpu_split` or `tensor_parallel`."""
     autosplit_reserve: tuple[float, ...] = (96.0,)
-    """MiB that automatic splitting leaves free, one number a GPU."""
+    """MiB that automatic splitting leaves free, one number a GPU; 512 on those beyond."""
     gpu_split: tuple[float, ...] = ()
     """GiB to use, one number a GPU. Empty: automatic."""
     moe_cpu_offload: int = 0

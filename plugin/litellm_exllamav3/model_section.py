@@ -91,7 +91,14 @@ class ModelSection(Section):
         default=None, description="Sequences that are decoded together. By default the engine's choice."
     )
     max_history: CountOrOff = Field(
-        default=0, description="Tokens by which a hybrid model's recurrent state can be rolled back, for drafting."
+        default=0,
+        description="Tokens by which a hybrid model's recurrent state can be rolled back, for drafting. 0: as many as "
+        "are drafted.",
+    )
+    recurrent_state_fp32: bool = Field(
+        default=False,
+        description="Hybrid models: keep the recurrent state in 32 bits instead of 16. Twice the memory of each slot "
+        "and checkpoint.",
     )
     chat_template: ConfigPath | None = Field(
         default=None,
@@ -119,9 +126,23 @@ class ModelSection(Section):
     tensor_parallel_backend: Literal["native", "nccl"] = Field(
         default="native", description="How GPUs exchange data: `native` for PCIe, `nccl` for NVLink."
     )
-    gpu_split_auto: bool = Field(default=True, description="Fill the GPUs in order, as much as fits on each.")
+    tensor_parallel_moe_split: bool = Field(
+        default=False,
+        description="Under `tensor_parallel`: split every expert over the GPUs instead of experts between them.",
+    )
+    tensor_parallel_limits: dict[Literal["attn", "linear_attn", "mlp", "moe", "linear"], Count] = Field(
+        default={},
+        description="Under `tensor_parallel`: most GPUs that share a layer, by its kind: `attn`, `linear_attn`, "
+        "`mlp`, `moe`, or `linear` for the output.",
+    )
+    gpu_split_auto: bool = Field(
+        default=True,
+        description="Fill the GPUs in order, as much as fits on each. false, without `gpu_split` and "
+        "`tensor_parallel`: use the first GPU only.",
+    )
     autosplit_reserve: tuple[NotNegative, ...] = Field(
-        default=(96.0,), description="MiB that automatic splitting leaves free on each GPU, one number a GPU."
+        default=(96.0,),
+        description="MiB that automatic splitting leaves free on each GPU, one number a GPU; 512 on those beyond.",
     )
     gpu_split: tuple[NotNegative, ...] = Field(
         default=(), description="GiB to use on each GPU, one number a GPU; replaces automatic splitting."
@@ -251,7 +272,7 @@ class DraftModelSection(Section):
     draft_mode: Literal["disabled", "model", "mtp", "ngram"] = Field(
         default="disabled",
         description="Where drafts come from: a smaller `model`, the model's own `mtp` head, or repeated text "
-        "(`ngram`).",
+        "(`ngram`, all that engine `cpu` has, and on models without recurrent layers only).",
     )
     draft_num_tokens: Count | None = Field(
         default=None, description="Tokens drafted a step. By default the draft model's own."

@@ -9,14 +9,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from litellm_exllamav3.availability import ENGINES_TO_COME, OPTIONS
+from exllamav3_adapters.registry import engine_names
+from litellm_exllamav3.availability import OPTIONS
 from litellm_exllamav3.memory_section import WarmPrompt
 from litellm_exllamav3.settings import Lora, ModelSettings, Settings
 
 _LEGEND = (
-    "Options marked *later* are checked today and carried out by a later release: until then the load fails if one is "
-    f"set. Engine{'' if len(ENGINES_TO_COME) == 1 else 's'} {', '.join(f'`{name}`' for name in ENGINES_TO_COME)} "
-    "will come later as a whole. An option with nothing behind its colon counts as left out; every text may be "
+    "Options with engines in brackets work on those engines alone; on another one the load fails if the option is set "
+    "to anything but its default. An option with nothing behind its colon counts as left out; every text may be "
     "`os.environ/NAME`."
 )
 
@@ -46,10 +46,18 @@ def _table(prefix: str, section: type[BaseModel]) -> Iterator[str]:
     yield "| option | default | meaning |"
     yield "|---|---|---|"
     for name, info in section.model_fields.items():
-        option = OPTIONS.get(prefix + name)
-        later = " *later*" if option is not None and not option.engines else ""
         assert info.description is not None
-        yield f"| `{name}`{later} | {_default(info)} | {info.description} |"
+        yield f"| `{name}`{_engines(prefix + name)} | {_default(info)} | {info.description} |"
+
+
+def _engines(name: str) -> str:
+    """In brackets, unless the option is no engine's business or works on all of them."""
+    option = OPTIONS.get(name)
+    if option is None or set(option.engines) == set(engine_names()):
+        return ""
+    # The fake is for tests, and a reader would only wonder.
+    named = [engine for engine in option.engines if engine != "fake"]
+    return "" if set(named) == set(engine_names()) - {"fake"} else f" ({', '.join(named)})"
 
 
 def _default(info: FieldInfo) -> str:

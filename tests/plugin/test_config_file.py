@@ -118,22 +118,25 @@ def test_an_unknown_option_is_named_with_the_nearest_valid_one(
 @pytest.mark.parametrize(
     ("section", "option", "value", "remedy"),
     [
-        ("memory", "recurrent_checkpoint_interval", 512, "remove it"),
-        ("memory", "recurrent_checkpoint_interval_pp", 512, "remove it or set it to 32768"),
+        ("model", "max_history", 8, "remove it or set it to 0"),
+        ("model", "vision", True, "remove it or set it to false"),
         ("model", "cache_mode", "8,8", "remove it or set it to FP16"),
         ("model", "gpu_split", [10, 10], "remove it"),
-        ("draft_model", "draft_mode", "ngram", "remove it or set it to disabled"),
+        ("model", "tensor_parallel_limits", {"attn": 2}, "remove it"),
+        ("draft_model", "draft_mode", "mtp", "remove it or set it to disabled or ngram"),
     ],
 )
-def test_an_option_to_come_fails_the_load(tmp_path: Path, section: str, option: str, value: Any, remedy: str) -> None:
+def test_an_option_of_another_engine_fails_the_load(
+    tmp_path: Path, section: str, option: str, value: Any, remedy: str
+) -> None:
     model = served()
     model[section] = {**model.get(section, {}), option: value}
     found = faults(write(tmp_path, sound(m=model)))
-    assert found[f"models.m.{section}.{option}"] == f"not available yet on engine cpu; {remedy}"
+    assert found[f"models.m.{section}.{option}"] == f"not available on engine cpu; {remedy}"
 
 
-def test_an_option_to_come_may_have_the_value_it_has_today(tmp_path: Path) -> None:
-    model = served(memory={"recurrent_checkpoint_interval_pp": 32768})
+def test_an_option_of_another_engine_may_have_its_default(tmp_path: Path) -> None:
+    model = served(draft_model={"draft_cache_mode": "FP16"})
     model["model"] |= {"cache_mode": "fp16", "gpu_split": [], "vision": "os.environ/VISION"}
     load_settings(write(tmp_path, sound(m=model)), {"VISION": "False"})
 
@@ -189,8 +192,30 @@ def test_every_option_of_the_aging_policy_is_there(tmp_path: Path, engine: str) 
     assert {name: getattr(told.memory, name) for name in memory} == memory
 
 
-def test_an_engine_to_come_says_so(tmp_path: Path) -> None:
-    assert "not there yet" in faults(write(tmp_path, sound(m=served(engine="cuda"))))["models.m.engine"]
+def test_the_engine_for_gpus_has_every_option(tmp_path: Path) -> None:
+    model = served(engine="cuda", draft_model={"draft_mode": "mtp", "dynamic_draft": True, "draft_cache_mode": "8,8"})
+    model["model"] |= {
+        "cache_mode": "6,5",
+        "gpu_split": [20, 24],
+        "tensor_parallel": True,
+        "tensor_parallel_backend": "nccl",
+        "tensor_parallel_moe_split": True,
+        "tensor_parallel_limits": {"attn": 2},
+        "vision": True,
+        "max_history": 8,
+        "recurrent_state_fp32": True,
+    }
+    told = load_settings(write(tmp_path, sound(m=model)), {}).engine_settings("m")
+    assert told.model.gpu_split == (20.0, 24.0)
+    assert told.model.tensor_parallel_limits == {"attn": 2}
+    assert told.model.recurrent_state_fp32
+    assert told.draft.draft_mode == "mtp"
+
+
+def test_drafts_from_repeated_text_are_there_on_a_cpu(tmp_path: Path) -> None:
+    model = served(draft_model={"draft_mode": "ngram", "ngram_match_min": 3, "hybrid_draft_tokens": 8})
+    told = load_settings(write(tmp_path, sound(m=model)), {}).engine_settings("m")
+    assert (told.draft.draft_mode, told.draft.ngram_match_min, told.draft.hybrid_draft_tokens) == ("ngram", 3, 8)
 
 
 def test_an_option_with_nothing_behind_it_is_left_out(tmp_path: Path) -> None:

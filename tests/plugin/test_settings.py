@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from exllamav3_adapters.engine_settings import EngineSettings, LoraOptions, MemoryOptions, ModelOptions
+from exllamav3_adapters.engine_settings import DraftOptions, EngineSettings, LoraOptions, MemoryOptions, ModelOptions
 from litellm_exllamav3.availability import OPTIONS
 from litellm_exllamav3.memory_section import MemorySection
 from litellm_exllamav3.model_section import DraftModelSection, LoraSection, ModelSection
@@ -231,11 +231,11 @@ def test_settings_cannot_be_changed() -> None:
 
 def test_defaults_are_those_of_the_engines() -> None:
     section: type[BaseModel]
-    options: type[ModelOptions] | type[MemoryOptions]
-    for section, options in [(ModelSection, ModelOptions), (MemorySection, MemoryOptions)]:
+    options: ModelOptions | MemoryOptions
+    for section, options in [(ModelSection, ModelOptions(model_dir="")), (MemorySection, MemoryOptions())]:
         for option in fields(options):
             if option.name not in ("model_dir", "chunk_size"):
-                assert section.model_fields[option.name].default == option.default, option.name
+                assert section.model_fields[option.name].default == getattr(options, option.name), option.name
 
 
 def test_every_option_of_an_engine_says_where_it_is_available() -> None:
@@ -256,9 +256,11 @@ def test_the_value_that_is_as_good_as_none_is_the_default() -> None:
 
 def test_an_option_reaches_an_engine_that_has_it() -> None:
     """What is available must have a place in what the engine is told, or be the plugin's own."""
-    told = {f"model.{f.name}" for f in fields(ModelOptions)} | {f"memory.{f.name}" for f in fields(MemoryOptions)}
-    plugins_own = {name for name in OPTIONS if name.startswith("memory.warm_")} | {"model.model_name"}
-    assert {name for name, option in OPTIONS.items() if option.engines} <= told | plugins_own
+    sections = {"model": ModelOptions, "memory": MemoryOptions, "draft_model": DraftOptions}
+    told = {f"{prefix}.{f.name}" for prefix, options in sections.items() for f in fields(options)}
+    plugins_own = {name for name in OPTIONS if name.startswith(("memory.warm_", "lora."))}
+    names = {"model.model_name", "draft_model.draft_model_name"}
+    assert set(OPTIONS) <= told | plugins_own | names
 
 
 @pytest.mark.parametrize(("written", "read"), [("auto", "auto"), (True, "on"), (False, "off"), ("on", "on")])

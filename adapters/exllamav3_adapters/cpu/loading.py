@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from exllamav3_adapters.contract import LoadProgress
 from exllamav3_adapters.cpu.model import CpuModel, load_model, make_cache
-from exllamav3_adapters.demo_model import demo_model_folder
+from exllamav3_adapters.demo_model import model_folder
 from exllamav3_adapters.engine_settings import EngineSettings, ModelOptions
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.engine import LoadedModel
 from exllamav3_adapters.exl3.model_sizes import cache_tokens, context_length
 from exllamav3_adapters.exl3.text_parts import make_renderer, make_tokenizer
 
-DEMO = "demo"
 DEFAULT_BATCH_SIZE = 16
 """Sequences decoded together. Beyond it a CPU only gets slower for each."""
 
@@ -32,8 +30,10 @@ def with_defaults(settings: EngineSettings) -> EngineSettings:
 def load_parts(settings: EngineSettings, report: Callable[[LoadProgress], None]) -> LoadedModel:
     """Blocks. Call `cpu.install.install` first. Raises LoadFailed, which names the fault."""
     options = settings.model
-    folder = demo_model_folder() if options.model_dir == DEMO else Path(options.model_dir)
+    folder = model_folder(options.model_dir)
+    _refuse_draft_model(settings)
     model = load_model(folder, report)
+    _refuse_drafts_of_states(settings, model)
     context = context_length(options, model.context_length)
     return LoadedModel(
         model=model,
@@ -42,6 +42,24 @@ def load_parts(settings: EngineSettings, report: Callable[[LoadProgress], None])
         renderer=make_renderer(model.config, folder, options),
         context_length=context,
     )
+
+
+def _refuse_draft_model(settings: EngineSettings) -> None:
+    if settings.draft.draft_mode in ("model", "mtp"):
+        raise LoadFailed(
+            f"draft_model.draft_mode: {settings.draft.draft_mode} is not available on engine cpu; use ngram, which "
+            "drafts from repeated text"
+        )
+
+
+def _refuse_drafts_of_states(settings: EngineSettings, model: CpuModel) -> None:
+    """A rejected draft takes a recurrent state back, with compiled functions that have no counterpart here."""
+    draft = settings.draft
+    if model.get_recurrent_layers() and (draft.draft_mode != "disabled" or draft.hybrid_draft_tokens):
+        option = "draft_mode" if draft.draft_mode != "disabled" else "hybrid_draft_tokens"
+        raise LoadFailed(
+            f"draft_model.{option}: engine cpu cannot draft for a model with recurrent layers; remove the option"
+        )
 
 
 def _cache(model: CpuModel, tokens: int, options: ModelOptions) -> Any:

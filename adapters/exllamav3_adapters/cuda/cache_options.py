@@ -27,15 +27,17 @@ def is_recurrent(model: Any) -> bool:
     return bool(model.caps.get("recurrent_states"))
 
 
-def cache_arguments(cache_mode: str, tokens: int, slots: int, max_history: int) -> dict[str, Any]:
+def state_dtype(settings: EngineSettings) -> torch.dtype:
+    """Of recurrent states as they are kept; they are computed in 32 bits either way."""
+    return torch.float if settings.model.recurrent_state_fp32 else torch.half
+
+
+def cache_layers(cache_mode: str) -> dict[str, Any]:
     """`cache_mode` is `FP16`, or the bits of keys and values as `k,v`."""
-    return {
-        "max_num_tokens": tokens,
-        "max_batch_size": slots,
-        "max_history": max_history,
-        "recurrent_dtype": torch.half,
-        **_layers(cache_mode),
-    }
+    if cache_mode == "FP16":
+        return {"layer_type": CacheLayer_fp16}
+    k_bits, v_bits = map(int, cache_mode.split(","))
+    return {"layer_type": CacheLayer_quant, "k_bits": k_bits, "v_bits": v_bits}
 
 
 def history(settings: EngineSettings, model: Any, num_draft_tokens: int) -> int:
@@ -47,10 +49,3 @@ def history(settings: EngineSettings, model: Any, num_draft_tokens: int) -> int:
             f"to {num_draft_tokens} at least, or remove it"
         )
     return max(asked, num_draft_tokens)
-
-
-def _layers(cache_mode: str) -> dict[str, Any]:
-    if cache_mode == "FP16":
-        return {"layer_type": CacheLayer_fp16}
-    k_bits, v_bits = map(int, cache_mode.split(","))
-    return {"layer_type": CacheLayer_quant, "k_bits": k_bits, "v_bits": v_bits}

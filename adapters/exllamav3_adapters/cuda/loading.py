@@ -13,12 +13,13 @@ from typing import Any
 from exllamav3 import Cache
 
 from exllamav3_adapters.contract import LoadProgress
-from exllamav3_adapters.cuda.cache_options import batch_slots, cache_arguments, history
+from exllamav3_adapters.cuda.cache_options import batch_slots, cache_layers, history, state_dtype
 from exllamav3_adapters.cuda.components import first_line, make_component, read_config
 from exllamav3_adapters.cuda.draft import make_draft_model, num_draft_tokens
 from exllamav3_adapters.cuda.lora import check_loras, load_loras
 from exllamav3_adapters.cuda.module_loading import load_modules, unload, warm_up
 from exllamav3_adapters.cuda.split_options import component_split, draft_split, main_split, options_of_several_gpus
+from exllamav3_adapters.demo_model import model_folder
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.engine import LoadedModel
@@ -55,7 +56,7 @@ class _Parts:
 
 def load_parts(settings: EngineSettings, report: Report, num_gpus: int) -> LoadedModel:
     """Blocks. Raises LoadFailed, which names the fault, and what `report` raises: nothing stays allocated then."""
-    folder = Path(settings.model.model_dir)
+    folder = model_folder(settings.model.model_dir)
     report(LoadProgress(stage="reading the configuration", done=0, total=1))
     check_loras(settings)
     _warn_of_one_gpu(settings, num_gpus)
@@ -97,16 +98,17 @@ def _make_parts(settings: EngineSettings, folder: Path) -> _Parts:
     slots = batch_slots(settings, model)
     max_history = history(settings, model, num_draft_tokens(settings, draft_model))
 
-    def make_cache(owner: Any, option: str, mode: str) -> Any:
-        try:
-            return Cache(owner, **cache_arguments(mode, tokens, slots, max_history))
-        except Exception as error:  # assertions of the layer types
-            raise LoadFailed(f"{option}: {mode} does not fit this model: {first_line(error)}") from error
-
-    cache = make_cache(model, "model.cache_mode", options.cache_mode)
+    size = {
+        "max_num_tokens": tokens,
+        "max_batch_size": slots,
+        "max_history": max_history,
+        "recurrent_dtype": state_dtype(settings),
+    }
+    cache = _make_cache(model, "model.cache_mode", options.cache_mode, size)
     draft_cache = None
     if draft_model is not None:
-        draft_cache = make_cache(draft_model, "draft_model.draft_cache_mode", settings.draft.draft_cache_mode)
+        mode = settings.draft.draft_cache_mode
+        draft_cache = _make_cache(draft_model, "draft_model.draft_cache_mode", mode, size)
     return _Parts(
         model=model,
         cache=cache,
@@ -116,6 +118,13 @@ def _make_parts(settings: EngineSettings, folder: Path) -> _Parts:
         slots=slots,
         context=context,
     )
+
+
+def _make_cache(model: Any, option: str, mode: str, size: dict[str, Any]) -> Any:
+    try:
+        return Cache(model, **size, **cache_layers(mode))
+    except Exception as error:  # assertions of the layer types
+        raise LoadFailed(f"{option}: {mode} does not fit the model: {first_line(error)}") from error
 
 
 def _load_weights(settings: EngineSettings, parts: _Parts, report: Report, num_gpus: int) -> None:

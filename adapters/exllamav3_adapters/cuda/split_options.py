@@ -12,6 +12,7 @@ from exllamav3_adapters.engine_settings import EngineSettings, ModelOptions
 from exllamav3_adapters.errors import LoadFailed
 
 _LEFT_OUT: Final = -1.0
+_DEFAULT_RESERVE_GIBIBYTES: Final = 0.5
 _MEBIBYTES_PER_GIBIBYTE: Final = 1024
 
 
@@ -67,12 +68,16 @@ def _reserve(options: ModelOptions, left_out: list[bool]) -> dict[str, Any]:
     reserves = [mebibytes / _MEBIBYTES_PER_GIBIBYTE for mebibytes in options.autosplit_reserve[: len(left_out)]]
     if not any(left_out):
         return {"reserve_per_device": reserves}
-    default = 0.5
-    padded = reserves + [default] * (len(left_out) - len(reserves))
+    padded = reserves + [_DEFAULT_RESERVE_GIBIBYTES] * (len(left_out) - len(reserves))
     return {
         "reserve_per_device": [_LEFT_OUT if out else reserve for out, reserve in zip(left_out, padded, strict=True)]
     }
 
 
 def _tensor_parallel(options: ModelOptions) -> dict[str, Any]:
-    return {"tensor_p": True, "tp_backend": options.tensor_parallel_backend}
+    return {
+        "tensor_p": True,
+        "tp_backend": options.tensor_parallel_backend,
+        "tp_options": {"moe_tensor_split": options.tensor_parallel_moe_split},
+        "tp_dev_limits": dict(options.tensor_parallel_limits),
+    }

@@ -21,12 +21,12 @@ def install_checkpoints(
     """Gives the generator's cache of checkpoints frontiers and another order of eviction, where they are wanted, and
     counters, in place.
 
-    Raises LoadFailed where one of the two is wanted and the installed exllamav3, or a draft model, does not allow it.
+    Raises LoadFailed where one of the two is wanted and the installed exllamav3, or drafts, do not allow it.
     """
     cache: CheckpointCache = generator.recurrent_cache
     if keeps_frontiers:
         _check(cache, _FRONTIERS_EXPECT, "recurrent_frontier_checkpoints")
-        _refuse_draft(generator)
+        _refuse_drafts(generator)
     if eviction is not None:
         _check(cache, _EVICTION_EXPECTS, "recurrent_eviction")
         _check_choice()
@@ -109,8 +109,10 @@ def _check_choice() -> None:
         raise misfit("model.recurrent_eviction", f"RecurrentCache._insert without {', '.join(missing)}")
 
 
-def _refuse_draft(generator: Any) -> None:
-    if generator.draft_model is not None:
+def _refuse_drafts(generator: Any) -> None:
+    """While drafted tokens are being accepted, the state is ahead of them."""
+    if generator.draft_model is not None or generator.max_draft_tokens:
         raise LoadFailed(
-            "model.recurrent_frontier_checkpoints does not work together with a draft model; remove one of the two"
+            "model.recurrent_frontier_checkpoints does not work together with drafts; set draft_model.draft_mode to "
+            "disabled and draft_model.hybrid_draft_tokens to 0, or remove it"
         )
