@@ -274,3 +274,21 @@ async def test_it_renders_with_a_real_template_where_one_is_set(tmp_path: Path) 
     assert "".join(event.text for event in events if isinstance(event, Reasoning)) == "hm"
     assert "".join(event.text for event in events if isinstance(event, Text)) == "yes"
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "thought", "rest"),
+    [
+        ("<think>Let me see.</think>Yes.", "Let me", "Yes."),
+        ("<think>Let me see.", "Let me", ""),
+        ("<think>Hm.</think>Yes.", "Hm.", "Yes."),
+        ("Yes, and more.", "", "Yes, and more."),
+    ],
+)
+async def test_reasoning_keeps_to_its_budget(make: Make, said: str, thought: str, rest: str) -> None:
+    engine = make({"reasoning": "on"})
+    prompt = await engine.render(Chat(messages=[{"role": "user", "content": f"say: {said}"}]))
+    params = GenerationParams(chat=ChatAnswer(reasoning_budget=7))
+    events = [event async for event in engine.generate(prompt, params)]
+    assert "".join(event.text for event in events if isinstance(event, Reasoning)) == thought
+    assert "".join(event.text for event in events if isinstance(event, Text)) == rest

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from exllamav3_adapters.answer_format.reasoning_tags import ReasoningTags
 from exllamav3_adapters.contract import GenerationParams
 from exllamav3_adapters.errors import InvalidRequest
 from exllamav3_adapters.fake import template
@@ -37,12 +38,23 @@ class Answer:
     fault: Fault | None = None
 
 
-def answer(prompt_text: str, params: GenerationParams, room: int) -> Answer:
-    """The whole answer, at most `room` tokens. Raises `InvalidRequest` for a grammar without a `say:` line."""
+def answer(
+    prompt_text: str,
+    params: GenerationParams,
+    room: int,
+    *,
+    reasoning: ReasoningTags | None = None,
+    opens_reasoning: bool = False,
+) -> Answer:
+    """The whole answer, at most `room` tokens, its reasoning within the budget. Raises `InvalidRequest` for a grammar
+    without a `say:` line."""
     directives = dict(_DIRECTIVE.findall(template.last_user_message(prompt_text)))
     text = _said(directives["say"]) if "say" in directives else _sentence(prompt_text, params)
     for banned in params.banned_strings:
         text = text.replace(banned, "")
+    budget = params.chat.reasoning_budget if params.chat is not None else None
+    if budget is not None and reasoning is not None:
+        text = _within_budget(text, reasoning, budget, is_open=opens_reasoning)
     limit = room if params.max_tokens is None else min(room, params.max_tokens)
     # One token past the limit is enough to say that the answer was cut there.
     tokens = text.encode(errors="replace").ljust(min(params.min_tokens, limit + 1), b".")
@@ -56,6 +68,18 @@ def _cut(tokens: bytes, params: GenerationParams, limit: int, fault: Fault | Non
     if end > limit:
         return Answer(tokens=tokens[:limit], num_visible=min(start, limit), reason="length", fault=fault)
     return Answer(tokens=tokens[:end], num_visible=start, reason="stop", fault=fault)
+
+
+def _within_budget(text: str, tags: ReasoningTags, budget: int, *, is_open: bool) -> str:
+    """What is too much of the reasoning at its beginning is left out, and the family's end written in its place."""
+    begin = 0 if is_open else text.find(tags.start) + len(tags.start)
+    if not is_open and not text.lstrip().startswith(tags.start):
+        return text
+    thought, _, rest = text[begin:].partition(tags.end)
+    tokens = thought.encode(errors="replace")
+    if len(tokens) <= budget:
+        return text
+    return text[:begin] + tokens[:budget].decode(errors="ignore") + tags.forced_end + rest.lstrip("\n")
 
 
 def _said(value: str) -> str:

@@ -167,7 +167,13 @@ class FakeEngine:
             text = template.decode(prompt.token_ids)
             self._check_length(prompt, num_answer_tokens=1)
             check_token_ids(params, template.VOCABULARY_SIZE)
-            planned = answer(text, params, room=self._most - len(prompt.token_ids))
+            planned = answer(
+                text,
+                params,
+                room=self._most - len(prompt.token_ids),
+                reasoning=self._renderer.answer_format.reasoning,
+                opens_reasoning=prompt.opens_reasoning,
+            )
         except EngineError as error:
             stream.fail(error)
             return stream
