@@ -126,12 +126,12 @@ class ChatRenderer:
         )
 
     def render_head(self, head: Head) -> Prompt:
-        """The tokens that every chat with this head and no template variables begins with.
+        """The tokens that every chat with this head begins with.
 
         Where a template moves its system text or tools with later turns (`Dialect.moving_head`), every chat whose
         only other message is a user's. Raises `InvalidRequest` where no chat with this head can be rendered.
         """
-        plain = _plain_chat(Chat(messages=head.messages, tools=head.tools))
+        plain = _plain_chat(Chat(messages=head.messages, tools=head.tools, template_variables=head.template_variables))
         token_ids = self._head(plain, self._now())
         return Prompt(token_ids=token_ids, num_head_tokens=len(token_ids))
 

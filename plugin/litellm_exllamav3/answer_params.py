@@ -66,24 +66,32 @@ def read_answer_params(params: Mapping[str, Any], chat: Chat) -> AnswerParams:
         raise InvalidRequest(
             f"{name} and a tool_choice that demands a call both constrain the output; send one of them.", name
         )
-    reasoning = read_reasoning(params)
-    variables = reasoning.template_variables
-    if "verbosity" in params:
-        variables["verbosity"] = one_of("verbosity", params["verbosity"], _VERBOSITIES)
     clients_own = chat.template_variables
-    if any(name in clients_own for name in SWITCHES):
-        variables = {name: value for name, value in variables.items() if name not in SWITCHES}
+    variables = template_variables(params, clients_own)
     return AnswerParams(
         chat=ChatAnswer(
             tool_use=tool_use,
             reasoning=all({**variables, **clients_own}.get(name) is not False for name in SWITCHES),
-            reasoning_budget=reasoning.budget,
+            reasoning_budget=read_reasoning(params).budget,
         ),
         grammar=grammar,
         top_logprobs=_read_logprobs(params),
         num_choices=_read_num_choices(params),
         template_variables=variables,
     )
+
+
+def template_variables(params: Mapping[str, Any], clients_own: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that follow from the parameters. `clients_own`: the request's `chat_template_kwargs`, which win over them.
+
+    Raises `InvalidRequest`, which names the parameter.
+    """
+    variables = read_reasoning(params).template_variables
+    if "verbosity" in params:
+        variables["verbosity"] = one_of("verbosity", params["verbosity"], _VERBOSITIES)
+    if any(name in clients_own for name in SWITCHES):
+        return {name: value for name, value in variables.items() if name not in SWITCHES}
+    return variables
 
 
 def _read_logprobs(params: Mapping[str, Any]) -> int | None:

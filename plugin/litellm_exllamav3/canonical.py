@@ -9,11 +9,12 @@ from typing import Any
 
 import orjson
 
+from litellm_exllamav3.chat_request import TEXT_PARTS
 from litellm_exllamav3.head import RequestHead
 from litellm_exllamav3.nonces import NonceRules
+from litellm_exllamav3.tool_definition import function_of, plain_function
 
 _DIGEST_BYTES = 16
-_TEXT_TYPES = ("text", "input_text")
 _NO_GIL_BYTES = 2047
 """hashlib lets go of the GIL for longer input. Beside a busy thread it then waits up to a switch interval (5 ms) to get
 it back, to save 0.1 ms of hashing."""
@@ -22,14 +23,16 @@ it back, to save 0.1 ms of hashing."""
 def canonical_form(head: RequestHead, rules: NonceRules) -> bytes | None:
     """What makes this head the one it is, about as long in bytes as the head itself.
 
-    The order of keys, marks for a provider's own cache and nonce lines do not count, nor whether a text comes as a
-    string or as a single part; the order of tools and messages does. None where the head cannot be written as JSON.
+    The route does not count, for LiteLLM translates heads of all routes to one form, nor do the order of keys, marks
+    for a provider's own cache and nonce lines, nor whether a text comes as a string or as a single part; the order of
+    tools and messages does, and so do the template's variables. None where the head cannot be written as JSON.
     """
-    form = [
-        head.route,
+    form: list[Any] = [
         [_plain_message(message, rules) for message in head.messages],
         [_plain_tool(tool) for tool in head.tools],
     ]
+    if head.variables:
+        form.append(head.variables)
     try:
         return orjson.dumps(form, option=orjson.OPT_SORT_KEYS)
     except TypeError:
@@ -53,10 +56,10 @@ def _slow_form(form: object) -> bytes | None:
         return None
 
 
-def _plain_message(message: Mapping[str, Any], rules: NonceRules) -> Mapping[str, Any]:
-    plain = {key: value for key, value in message.items() if key != "cache_control"}
-    plain["content"] = _plain_content(rules.strip_content(message.get("content")))
-    return plain
+def _plain_message(message: Mapping[str, Any], rules: NonceRules) -> list[Any]:
+    """Its role, its text and, if it has one, its name: what the provider keeps of a message of this role."""
+    plain = [message.get("role"), _plain_content(rules.strip_content(message.get("content")))]
+    return plain if message.get("name") is None else [*plain, message["name"]]
 
 
 def _plain_content(content: Any) -> Any:
@@ -70,18 +73,14 @@ def _plain_content(content: Any) -> Any:
 
 def _plain_part(part: Any) -> Any:
     """The text of a text part, and any other part without its mark."""
-    part = _unmarked(part)
-    if isinstance(part, Mapping) and len(part) == 2 and part.get("type") in _TEXT_TYPES:
-        return part.get("text", part)
-    return part
+    if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
+        return part["text"]
+    return _unmarked(part)
 
 
 def _plain_tool(tool: Any) -> Any:
-    tool = _unmarked(tool)
-    if isinstance(tool, Mapping) and isinstance(function := tool.get("function"), Mapping):
-        unmarked = _unmarked(function)
-        return tool if unmarked is function else {**tool, "function": unmarked}
-    return tool
+    function = function_of(tool)
+    return _unmarked(tool) if function is None else plain_function(function)
 
 
 def _unmarked(value: Any) -> Any:

@@ -90,7 +90,7 @@ class ChatCall:
         capture, sighting = self.capture, self.sighting
         if not self.retain or capture is None or sighting is None or not capture.wants(sighting):
             return
-        head = chat_head(self.chat.messages, self.chat.tools)
+        head = chat_head(self.chat.messages, self.chat.tools, self.chat.template_variables)
         try:
             num_tokens = prompt.num_head_tokens or len((await request.render_head(head)).token_ids)
         except EngineError as error:

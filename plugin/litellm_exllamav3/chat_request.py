@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from exllamav3_adapters.contract import Chat, Message, Tool
 from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.tool_definition import plain_function
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 _MESSAGE_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What templates read. The rest (`cache_control`, provider fields, ...) would make equal heads differ."""
 
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")
+TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _LEFT_OUT_PARTS: Final = ("thinking", "redacted_thinking")
 """Anthropic's own form of reasoning, which LiteLLM also hands over as `reasoning_content`."""
 OTHER_MEDIA: Final = {
@@ -83,7 +84,7 @@ def _part(part: Any, where: str) -> dict[str, str] | None:
     kind = part.get("type")
     if kind in _LEFT_OUT_PARTS:
         return None
-    if kind in _TEXT_PARTS:
+    if kind in TEXT_PARTS:
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}.text must be a string.", f"{where}.text")
         return {"type": "text", "text": part["text"]}
@@ -126,7 +127,7 @@ def _tools(tools: Any) -> Sequence[Tool]:
                 "tools that a provider runs itself do not exist here.",
                 f"tools[{i}]",
             )
-    return [{"type": "function", "function": dict(tool["function"])} for tool in tools]
+    return [{"type": "function", "function": plain_function(tool["function"])} for tool in tools]
 
 
 def _template_variables(variables: Any) -> Mapping[str, Any]:

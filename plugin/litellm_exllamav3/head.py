@@ -7,10 +7,11 @@ Two views of it. `RequestHead` is what a route's raw body shows before LiteLLM h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from exllamav3_adapters.contract import Head, Message, Tool
+from litellm_exllamav3.head_variables import head_variables
 
 HEAD_ROLES = ("system", "developer")
 _MODEL_ITEMS = frozenset({"reasoning", "item_reference", "compaction"})
@@ -21,11 +22,11 @@ _MODEL_ITEMS = frozenset({"reasoning", "item_reference", "compaction"})
 class RequestHead:
     """The head as the client sent it. Holds the body's own objects: read it before the body changes."""
 
-    route: str
-    """The call type. One head on two routes is two, since LiteLLM may translate it differently for each."""
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any]
     starts_conversation: bool
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the chat template, as the provider will set them."""
 
 
 def request_head(body: Mapping[str, Any], call_type: str) -> RequestHead | None:
@@ -40,7 +41,10 @@ def request_head(body: Mapping[str, Any], call_type: str) -> RequestHead | None:
     if not messages and not tools:
         return None
     return RequestHead(
-        route=call_type, messages=messages, tools=tools, starts_conversation=starts_conversation(body, call_type)
+        messages=messages,
+        tools=tools,
+        starts_conversation=starts_conversation(body, call_type),
+        variables=head_variables(body, call_type),
     )
 
 
@@ -60,9 +64,13 @@ def starts_conversation(body: Mapping[str, Any], call_type: str) -> bool:
     return isinstance(items, str) or (_is_list(items) and not any(map(_is_of_the_model, items)))
 
 
-def chat_head(messages: Sequence[Message], tools: Sequence[Tool] | None) -> Head:
+def chat_head(
+    messages: Sequence[Message], tools: Sequence[Tool] | None, template_variables: Mapping[str, Any] | None = None
+) -> Head:
     """The head of a chat in the OpenAI form. Empty where it has neither system messages nor tools."""
-    return Head(messages=_leading(messages), tools=tuple(tools or ()))
+    return Head(
+        messages=_leading(messages), tools=tuple(tools or ()), template_variables=dict(template_variables or {})
+    )
 
 
 def _leading(messages: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

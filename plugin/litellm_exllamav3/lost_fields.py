@@ -1,18 +1,33 @@
-"""What LiteLLM loses of a request when it translates a route's body into a chat, taken from the body itself.
-
-Nothing is put back where LiteLLM's translation of it is gone: another hook has taken it out then, on purpose.
-"""
+"""What a route's body says in words of its own, and LiteLLM loses when it translates the body into a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+from litellm_exllamav3.reasoning_params import BUDGETS
+
+_OF_CHATS: Final = ("reasoning_effort", "thinking", "enable_thinking", "verbosity", *BUDGETS)
+
+
+def reasoning_fields(body: Mapping[str, Any], call_type: str) -> dict[str, Any]:
+    """How much the answer may think and say, by the names that chats have for it, unchecked.
+
+    `call_type` is LiteLLM's name of the route.
+    """
+    found = {name: body[name] for name in _OF_CHATS if body.get(name) is not None}
+    if call_type == "anthropic_messages":
+        _add(found, "reasoning_effort", body.get("output_config"), "effort")
+    elif call_type == "aresponses":
+        _add(found, "reasoning_effort", body.get("reasoning"), "effort")
+        _add(found, "verbosity", body.get("text"), "verbosity")
+    return found
 
 
 def with_lost_fields(params: Mapping[str, Any], litellm_params: Mapping[str, Any], call_type: str) -> Mapping[str, Any]:
-    """The parameters with what the client's body had besides, by the names that chats have for it.
+    """The parameters as the client's body had them, where LiteLLM has made less of them.
 
-    `call_type` is LiteLLM's name of the route. What is put back is as unchecked as the rest.
+    Nothing is put back where LiteLLM's translation of it is gone: another hook has taken it out then, on purpose.
     """
     request = litellm_params.get("proxy_server_request")
     body = request.get("body") if isinstance(request, Mapping) else None
@@ -20,27 +35,25 @@ def with_lost_fields(params: Mapping[str, Any], litellm_params: Mapping[str, Any
         return params
     if call_type == "anthropic_messages":
         return _of_messages(params, body)
-    return _of_responses(params, body) if call_type == "aresponses" else params
+    if call_type == "aresponses" and "verbosity" in (fields := reasoning_fields(body, call_type)):
+        return {"verbosity": fields["verbosity"], **params}
+    return params
 
 
 def _of_messages(params: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A budget becomes one of three efforts, and a choice of tools loses whether they may be called in parallel."""
+    """LiteLLM makes one of three efforts of a budget, and of thinking that is left to the model; an effort without
+    thinking it drops, and of a choice of tools whether they may be called in parallel."""
     found = dict(params)
-    thinking = body.get("thinking")
-    if isinstance(thinking, Mapping) and "reasoning_effort" in params:
-        found["thinking"] = thinking
-        config = body.get("output_config")
-        if thinking.get("type") == "adaptive" and not (isinstance(config, Mapping) and config.get("effort")):
-            # The model is to decide, and the effort is LiteLLM's.
-            del found["reasoning_effort"]
+    if "reasoning_effort" in params or body.get("thinking") is None:
+        found.pop("reasoning_effort", None)
+        found.update(reasoning_fields(body, "anthropic_messages"))
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use") is True and "tool_choice" in params:
         found.setdefault("parallel_tool_calls", False)
     return found
 
 
-def _of_responses(params: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = body.get("text")
-    if isinstance(text, Mapping) and text.get("verbosity") is not None:
-        return {"verbosity": text["verbosity"], **params}
-    return params
+def _add(found: dict[str, Any], name: str, outer: Any, inner_name: str) -> None:
+    inner = outer.get(inner_name) if isinstance(outer, Mapping) else None
+    if inner is not None:
+        found[name] = inner

@@ -94,7 +94,7 @@ async def _as_it_is(token_ids: Sequence[int]) -> Prompt:
 
 async def _render(engine: Engine, chat: Chat) -> Prompt:
     """As a head where that is all the chat has, since a template may refuse, or end, a chat without a user."""
-    head = chat_head(chat.messages, chat.tools)
+    head = chat_head(chat.messages, chat.tools, chat.template_variables)
     if len(head.messages) == len(chat.messages):
         return await engine.render_head(head)
     return await engine.render(chat)

@@ -320,6 +320,14 @@ def test_a_prompt_counts_its_head_under_its_own_variables() -> None:
     assert bytes(prompt.token_ids[: prompt.num_head_tokens]).decode() == "calm<system>Be brief.\n<user"
 
 
+def test_a_head_is_rendered_under_its_variables() -> None:
+    rendering, variables = renderer("{{ mood }}" + PLAIN), {"mood": "calm"}
+    head = rendering.render_head(Head(messages=[SYSTEM], template_variables=variables))
+    assert bytes(head.token_ids).decode() == "calm<system>Be brief.\n<user"
+    prompt = rendering.render(Chat(messages=[SYSTEM, USER], template_variables=variables))
+    assert prompt.token_ids[: prompt.num_head_tokens] == head.token_ids
+
+
 def test_a_head_is_rendered_once() -> None:
     encoded: list[str] = []
 

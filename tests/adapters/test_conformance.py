@@ -106,14 +106,17 @@ async def test_loading_reports_its_progress_and_loads_the_same_fingerprint(engin
 
 @pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["no tools", "a tool"])
 @pytest.mark.parametrize("system", [(), (SYSTEM,)], ids=["no system message", "a system message"])
+@pytest.mark.parametrize(
+    "variables", [{}, {"enable_thinking": False, "reasoning_effort": "low"}], ids=["", "variables"]
+)
 async def test_a_head_is_what_every_chat_with_it_begins_with(
-    engine: Engine, system: tuple[Any, ...], tools: tuple[Any, ...]
+    engine: Engine, system: tuple[Any, ...], tools: tuple[Any, ...], variables: dict[str, Any]
 ) -> None:
-    head = await engine.render_head(Head(messages=system, tools=tools))
+    head = await engine.render_head(Head(messages=system, tools=tools, template_variables=variables))
     first = {"role": "user", "content": "Where is my file?"}
     turns = [first, {"role": "assistant", "content": "Here."}, {"role": "user", "content": "Thanks."}]
     for messages in ([first], turns, [{"role": "user", "content": "¿Dónde está 🗂?"}]):
-        chat = await engine.render(Chat(messages=[*system, *messages], tools=tools))
+        chat = await engine.render(Chat(messages=[*system, *messages], tools=tools, template_variables=variables))
         assert chat.token_ids[: len(head.token_ids)] == head.token_ids
         assert chat.num_head_tokens == len(head.token_ids)
 

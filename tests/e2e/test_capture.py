@@ -118,6 +118,37 @@ def test_a_responses_client_has_its_head_captured(proxy: Proxy, client: openai.O
     assert captured(proxy)["captured"] == before + 1
 
 
+def test_a_head_is_one_whichever_route_brings_it(
+    proxy: Proxy, client: openai.OpenAI, anthropic_client: anthropic.Anthropic
+) -> None:
+    head, before = new_head(), captured(proxy)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    function = {"name": "f", "description": "Adds.", "parameters": schema}
+    usages: list[Any] = [
+        say(client, head, tools=[{"type": "function", "function": function}], reasoning_effort="low").usage,
+        anthropic_client.messages.create(
+            model="tiny",
+            max_tokens=9,
+            system=[{"type": "text", "text": head, "cache_control": {"type": "ephemeral"}}],
+            tools=[{"name": "f", "description": "Adds.", "input_schema": schema}],
+            messages=[{"role": "user", "content": "say: ok"}],
+            extra_body={"output_config": {"effort": "low"}},
+        ).usage,
+        client.responses.create(
+            model="tiny",
+            instructions=head,
+            tools=[{"type": "function", "strict": None, **function}],
+            reasoning={"effort": "low"},
+            input="say: ok",
+        ).usage,
+    ]
+    after = captured(proxy)
+    assert after["tracked"] == before["tracked"] + 1
+    assert after["captured"] == before["captured"] + 1
+    cached = [usages[1].cache_read_input_tokens, usages[2].input_tokens_details.cached_tokens]
+    assert min(cached) >= len(head) // 256 * 256
+
+
 @pytest.mark.parametrize(
     "how",
     [

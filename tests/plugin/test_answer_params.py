@@ -16,8 +16,9 @@ from litellm_exllamav3.answer_params import ANSWER_KEYS, AnswerParams, read_answ
 from litellm_exllamav3.chat_request import read_chat
 from litellm_exllamav3.request_params import flat_params
 
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-LOOK = {"type": "function", "function": {"name": "look"}}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": NOTHING}}
+LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": NOTHING}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

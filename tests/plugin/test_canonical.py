@@ -112,9 +112,81 @@ def test_a_chat_without_its_nonces_has_the_digest_of_one_with_them() -> None:
     assert digest({**body, "messages": without_nonces(body["messages"], RULES)}) == digest(body)
 
 
-def test_one_head_on_two_routes_is_two() -> None:
-    anthropic = {"system": "You are", "messages": [{"role": "user"}]}
-    assert digest(chat()) != digest(anthropic, "anthropic_messages")
+FUNCTION: dict[str, Any] = TOOL["function"]  # type: ignore[assignment]
+MESSAGES_TOOL = {"name": "ls", "description": "Lists a folder", "input_schema": FUNCTION["parameters"]}
+RESPONSES_TOOL = {"type": "function", "strict": False, **FUNCTION}
+
+
+@pytest.mark.parametrize(
+    ("call_type", "body"),
+    [
+        ("acompletion", {"messages": [{"role": "system", "content": [{"type": "text", "text": "You are"}]}]}),
+        ("anthropic_messages", {"system": "You are"}),
+        (
+            "anthropic_messages",
+            {"system": [{"type": "text", "text": "You are", "cache_control": {"type": "ephemeral"}}]},
+        ),
+        ("aresponses", {"instructions": "You are", "input": "hi"}),
+        (
+            "aresponses",
+            {"input": [{"type": "message", "role": "system", "content": [{"type": "input_text", "text": "You are"}]}]},
+        ),
+    ],
+)
+def test_one_head_is_one_on_every_route(call_type: str, body: dict[str, Any]) -> None:
+    tools = {"acompletion": TOOL, "anthropic_messages": MESSAGES_TOOL, "aresponses": RESPONSES_TOOL}
+    body = {"messages": [{"role": "user", "content": "hi"}], **body}
+    assert digest(body, call_type) == digest(chat())
+    assert digest({**body, "tools": [tools[call_type]]}, call_type) == digest(chat(tools=[TOOL]))
+
+
+@pytest.mark.parametrize(
+    ("call_type", "tool"),
+    [
+        ("acompletion", {"type": "function", "function": {"name": "ls", "strict": True}}),
+        ("acompletion", {"type": "function", "function": {"name": "ls", "description": None, "parameters": {}}}),
+        ("anthropic_messages", {"type": "custom", "name": "ls", "input_schema": {"type": "object"}, "strict": True}),
+        ("aresponses", {"type": "function", "name": "ls", "description": "", "parameters": None}),
+    ],
+)
+def test_what_a_tool_leaves_out_is_the_same_on_every_route(call_type: str, tool: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user"}], "input": "hi", "tools": [tool]}
+    assert digest(body, call_type) == digest(
+        {"messages": [{"role": "user"}], "tools": [{"type": "function", "function": {"name": "ls"}}]}
+    )
+
+
+VARIABLES: list[tuple[str, dict[str, Any]]] = [
+    ("acompletion", {"reasoning_effort": "low"}),
+    ("anthropic_messages", {"output_config": {"effort": "low"}}),
+    ("aresponses", {"reasoning": {"effort": "low", "summary": "auto"}}),
+]
+
+
+def test_a_heads_variables_are_the_same_on_every_route() -> None:
+    body = {"messages": [{"role": "user"}], "input": "hi", "tools": [TOOL]}
+    seen = {digest({**body, **fields}, call_type) for call_type, fields in VARIABLES}
+    assert len(seen) == 1
+    assert digest(body) not in seen
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "high"},
+        {"thinking": {"type": "disabled"}},
+        {"enable_thinking": False, "chat_template_kwargs": {"builtin_tools": []}},
+        {"chat_template_kwargs": {"documents": ["x"]}},
+        {"extra_body": {"chat_template_kwargs": {"documents": ["y"]}}},
+    ],
+)
+def test_a_head_under_other_variables_is_another(fields: dict[str, Any]) -> None:
+    assert digest({**chat(), **fields}) != digest(chat())
+
+
+def test_variables_that_ask_for_nothing_are_none() -> None:
+    fields = {"reasoning_effort": None, "thinking": {"type": "adaptive"}, "chat_template_kwargs": {}}
+    assert digest({**chat(), **fields}) == digest(chat())
 
 
 def test_every_byte_of_a_large_head_counts() -> None:
@@ -125,7 +197,7 @@ def test_every_byte_of_a_large_head_counts() -> None:
 
 @pytest.mark.parametrize("odd", ["\ud800 lone", 2**70, -(2**70), float("nan"), float("inf")])
 def test_what_is_not_quite_json_still_has_a_digest(odd: object) -> None:
-    tool = {"type": "function", "function": {"name": "ls", "default": odd}}
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"default": odd}}}
     assert digest(chat(tools=[tool])) == digest(chat(tools=[reordered(tool, 3)]))
     assert digest(chat(tools=[tool])) != digest(chat(tools=[TOOL]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -54,8 +55,19 @@ def test_reasoning_parts_of_an_earlier_turn_are_left_out() -> None:
 def test_tools_and_template_variables_come_from_the_parameters() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}, "cache_control": {"type": "ephemeral"}}
     chat = read_chat([USER], {"tools": [tool], "chat_template_kwargs": {"enable_thinking": False}})
-    assert list(chat.tools) == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    schema = {"type": "object", "properties": {}}
+    assert list(chat.tools) == [
+        {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
+    ]
     assert chat.template_variables == {"enable_thinking": False}
+
+
+def test_a_tool_comes_to_the_template_in_one_form_whatever_the_client_wrote() -> None:
+    schema = {"properties": {"b": {}, "a": {}}, "type": "object"}
+    function = {"parameters": schema, "strict": True, "defer_loading": False, "description": "d", "name": "f"}
+    chat = read_chat([USER], {"tools": [{"function": function, "type": "function"}]})
+    plain = '[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"properties": '
+    assert json.dumps(chat.tools) == plain + '{"b": {}, "a": {}}, "type": "object"}}}]'
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ TOOL = {"type": "function", "function": {"name": "ls", "parameters": {}}}
 def test_a_chat_head_is_its_leading_system_and_developer_messages_and_its_tools() -> None:
     body = {"messages": [SYSTEM, DEVELOPER, USER, SYSTEM], "tools": [TOOL], "temperature": 1}
     assert request_head(body, "acompletion") == RequestHead(
-        route="acompletion", messages=(SYSTEM, DEVELOPER), tools=[TOOL], starts_conversation=True
+        messages=(SYSTEM, DEVELOPER), tools=[TOOL], starts_conversation=True
     )
 
 

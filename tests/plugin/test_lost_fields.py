@@ -15,16 +15,15 @@ def found(params: dict[str, Any], call_type: str, **body: Any) -> dict[str, Any]
     return dict(with_lost_fields(params, {"proxy_server_request": {"body": body}}, call_type))
 
 
-def test_the_budget_of_an_anthropic_request_comes_back() -> None:
-    params = found({"reasoning_effort": "low"}, "anthropic_messages", thinking=ENABLED)
-    assert params == {"reasoning_effort": "low", "thinking": ENABLED}
+def test_an_anthropic_request_keeps_its_budget_and_gets_no_effort_of_litellms() -> None:
+    assert found({"reasoning_effort": "low"}, "anthropic_messages", thinking=ENABLED) == {"thinking": ENABLED}
+    adaptive = {"type": "adaptive"}
+    assert found({"reasoning_effort": "medium"}, "anthropic_messages", thinking=adaptive) == {"thinking": adaptive}
 
 
-def test_an_adaptive_request_leaves_it_to_the_model_unless_it_names_an_effort() -> None:
-    thinking = {"type": "adaptive"}
-    assert found({"reasoning_effort": "medium"}, "anthropic_messages", thinking=thinking) == {"thinking": thinking}
-    body = {"thinking": thinking, "output_config": {"effort": "high"}}
-    assert found({"reasoning_effort": "high"}, "anthropic_messages", **body)["reasoning_effort"] == "high"
+@pytest.mark.parametrize("params", [{}, {"reasoning_effort": "low"}], ids=["dropped", "derived"])
+def test_the_effort_of_an_anthropic_request_is_its_own(params: dict[str, Any]) -> None:
+    assert found(params, "anthropic_messages", output_config={"effort": "max"}) == {"reasoning_effort": "max"}
 
 
 def test_a_choice_without_parallel_calls_stays_one() -> None:

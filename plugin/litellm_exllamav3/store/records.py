@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -68,7 +69,9 @@ class StoredChain:
 
 def encode_head(head: Head) -> bytes:
     """The head as JSON, keys in their order: a template may show them so. Raises TypeError or ValueError."""
-    form = {"messages": list(head.messages), "tools": list(head.tools)}
+    form: dict[str, Any] = {"messages": list(head.messages), "tools": list(head.tools)}
+    if head.template_variables:
+        form["template_variables"] = dict(head.template_variables)
     try:
         return orjson.dumps(form)
     except TypeError:
@@ -79,4 +82,6 @@ def decode_head(content: bytes) -> Head:
     """Raises ValueError or KeyError where the bytes are not such a head."""
     # orjson would refuse lone surrogates and turn long integers into floats.
     form = json.loads(content)
-    return Head(messages=tuple(form["messages"]), tools=tuple(form["tools"]))
+    messages, tools = tuple(form["messages"]), tuple(form["tools"])
+    # Heads that were written before variables were kept have none.
+    return Head(messages=messages, tools=tools, template_variables=form.get("template_variables", {}))
