@@ -81,7 +81,7 @@ def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
 
 cuts = st.lists(st.integers(0, 10_000), max_size=30)
 # The classes that share a test differ in the form alone, which is no part of what is drawn.
-every_cut = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+every_cut = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 
 
 class ToolFormatCases:
@@ -131,6 +131,14 @@ class ToolFormatCases:
         answer = read_answer(tagged(self.form), pieces_of(damaged, cuts))
         assert not [tag for tag in self.form.tags if tag in answer.text]
         assert answer == read_answer(tagged(self.form), [damaged])
+
+    @every_cut
+    @given(data=st.data(), cuts=cuts)
+    def test_nor_does_it_in_an_answer_without_any_order(self, data: st.DataObject, cuts: list[int]) -> None:
+        signs = ["{", "}", "[", "]", '"', "\\", "<", ":", ", ", "\n", "x", '{"name": "', "read_clock"]
+        parts = st.sampled_from([*self.form.tags, self.write(CLOCK_CALL), *signs])
+        text = "".join(data.draw(st.lists(parts, max_size=12)))
+        assert read_answer(tagged(self.form), pieces_of(text, cuts)) == read_answer(tagged(self.form), [text])
 
     def test_an_answer_cut_off_anywhere_keeps_what_was_read(self) -> None:
         text, prose = self.whole()

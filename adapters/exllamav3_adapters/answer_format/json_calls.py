@@ -15,11 +15,12 @@ class JsonCalls:
 
     With a closing tag, what is no call is prose up to that tag, and what follows a broken call is dropped up to it; the
     opening tag begins anew in both. Without one, the section ends with the last object, and prose begins where there
-    is none.
+    is none. `opening` is empty where the object itself began the section.
     """
 
     def __init__(self, close: str | None, opening: str = "", *, new_call: Callable[[], JsonCall] = JsonCall) -> None:
         self._close = close
+        self._is_marked = bool(opening)
         self._tags = tuple(tag for tag in (close, opening) if close is not None and tag)
         # There is no line break in a JSON string: behind one, the closing tag ends a string that never closed.
         self._line_tags = (f"\n{close}",) if close is not None else ()
@@ -91,8 +92,8 @@ class JsonCalls:
             return unread
         raw, self._raw = self._raw[: len(self._raw) - len(rest or "")], ""
         if self._close is None:
-            pieces += [Prose(raw)] if raw else []
-            self.rest = unread
+            pieces += [Prose(raw)] if raw and not self._is_marked else []
+            self.rest = raw + unread if self._is_marked else unread
             return ""
         self._state = "dropped" if is_begun else "prose"
         return raw + unread

@@ -30,7 +30,7 @@ class Llama3Json:
 
     def reader(self, opening: str, tools: Sequence[Tool]) -> CallReader:
         if opening == _TAG:
-            return JsonCalls(None)
+            return JsonCalls(None, _TAG)
         calls = JsonCalls(None, new_call=partial(JsonCall, [tool_name(tool) for tool in tools]))
         calls.read(_BRACE)
         return calls

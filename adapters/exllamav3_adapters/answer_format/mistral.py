@@ -78,7 +78,7 @@ class _EitherForm:
             if any(tag.startswith(text) and tag != text for tag in self._form.tags):
                 return []
             is_json = text[0] in "[{" and not text.startswith(self._form.tags)
-            self._reader = JsonCalls(None) if is_json else HeadedCalls(self._form, _CALLS)
+            self._reader = JsonCalls(None, _CALLS) if is_json else HeadedCalls(self._form, _CALLS)
         pieces = self._reader.read(text)
         self.rest = self._reader.rest
         return pieces
