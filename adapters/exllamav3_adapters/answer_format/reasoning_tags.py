@@ -26,6 +26,9 @@ FAMILIES = (
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
     ReasoningTags("[THINK]", "[/THINK]"),  # Magistral
     ReasoningTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ReasoningTags("◁think▷", "◁/think▷"),  # Kimi VL
+    ReasoningTags("<thought>", "</thought>"),  # EXAONE Deep
     # Qwen, DeepSeek, GLM, MiniMax, Nemotron, Kimi, SmolLM3, and most others
     ReasoningTags("<think>", "</think>", closing="\n</think>\n\n"),
 )
