@@ -221,7 +221,9 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     return ChatCall(
         model=served,
         chat=replace(chat, messages=without_nonces(chat.messages, nonce_rules(gateway, model))),
-        params=answer.of_generation(generation_params(params, drop_unsupported=_drops_params(request))),
+        params=answer.of_generation(
+            generation_params(params, defaults=_sampling_defaults(model), drop_unsupported=_drops_params(request))
+        ),
         num_choices=answer.num_choices,
         timeout_seconds=timeout_seconds(request.get("timeout")),
         retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
@@ -239,12 +241,18 @@ def _text_call(model: str, request: Mapping[str, Any]) -> TextCall:
     return TextCall(
         model=served,
         prompts=find_prompts(request["messages"]),
-        params=text.of_generation(generation_params(sampling_params(params), drop_unsupported=drop)),
+        params=text.of_generation(
+            generation_params(sampling_params(params), defaults=_sampling_defaults(model), drop_unsupported=drop)
+        ),
         num_copies=text.num_choices,
         starts_text=text.starts_text,
         timeout_seconds=timeout_seconds(request.get("timeout")),
         retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
     )
+
+
+def _sampling_defaults(model: str) -> Mapping[str, Any]:
+    return running_gateway().settings.models[model].sampling.defaults()
 
 
 def _params(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from exllamav3_adapters.registry import engine_names
 from litellm_exllamav3.capture_section import CaptureSection
 from litellm_exllamav3.memory_section import HALF_LIFE_WARNING_HOURS, SHARE_WARNING, MemorySection, WarmPrompt
 from litellm_exllamav3.model_section import DEMO_MODEL, DraftModelSection, Lora, LoraSection, ModelSection
+from litellm_exllamav3.sampling_section import SamplingSection
 from litellm_exllamav3.section import ConfigPath, Count, Real, Section
 
 __all__ = [
@@ -95,6 +96,9 @@ class ModelSettings(Section):
     draft_model: DraftModelSection = Field(default=DraftModelSection(), description="Speculative decoding.")
     lora: LoraSection = Field(default=LoraSection(), description="LoRA adapters.")
     capture: CaptureSection = Field(default=CaptureSection(), description="Which heads are kept for replay.")
+    sampling: SamplingSection = Field(
+        default=SamplingSection(), description="What a request is sampled with where it does not say."
+    )
 
     @field_validator("engine")
     @classmethod

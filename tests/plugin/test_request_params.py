@@ -90,7 +90,7 @@ def test_top_p_zero_is_greedy() -> None:
         ({"max_tokens": 2.5}, "not a number"),
         ({"max_tokens": True}, "not a boolean"),
         ({"max_tokens": 2**80}, "64 bits"),
-        ({"temperature": -0.1}, "a number, at least 0; it is -0.1"),
+        ({"temperature": -0.1}, "a number, at least 0 and at most 100; it is -0.1"),
         ({"temperature": float("nan")}, "finite"),
         ({"temperature": float("inf")}, "finite"),
         ({"temperature": False}, "not a boolean"),
@@ -98,7 +98,7 @@ def test_top_p_zero_is_greedy() -> None:
         ({"top_p": [0.5]}, "not a list"),
         ({"min_p": -1}, "at least 0 and at most 1"),
         ({"top_k": -2}, "at least -1"),
-        ({"repetition_penalty": 0}, "greater than 0"),
+        ({"repetition_penalty": 0}, "at least 0.01 and at most 100"),
         ({"presence_penalty": 2.1}, "at least -2 and at most 2"),
         ({"frequency_penalty": {}}, "not an object"),
         ({"seed": 2**63}, "an integer of 64 bits"),
@@ -127,7 +127,7 @@ def test_a_refusal_does_not_quote_a_text() -> None:
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"logit_bias": {"5": 1}}, "remove it"),
+        ({"suffix": "x"}, "remove it"),
         ({"functions": [{"name": "f"}]}, "use tools"),
         ({"function_call": {"name": "f"}}, "use tools and tool_choice"),
         ({"modalities": ["audio"]}, "remove it"),
