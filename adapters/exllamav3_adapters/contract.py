@@ -90,8 +90,10 @@ class GenerationParams:
     max_tokens: int | None = None
     """None: until the context is full."""
     min_tokens: int = 0
+    """The turn does not end before. A grammar that is complete ends it all the same."""
     stop: tuple[str, ...] = ()
-    """Text that ends the answer and is not part of it."""
+    """Text that ends the answer and is not part of it. Where a grammar holds the answer, such an end is told as
+    `length`: what ends by `stop` is whole."""
     banned_strings: tuple[str, ...] = ()
     banned_tokens: tuple[int, ...] = ()
     """Tokens that are never sampled."""

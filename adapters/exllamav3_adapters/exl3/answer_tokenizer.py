@@ -67,4 +67,4 @@ def _special_tokens(tokenizer: Any) -> dict[str, int]:
     for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id, *tokenizer.config.eos_token_id_list):
         if token_id is not None and 0 <= token_id < len(names) and token_id not in found.values():
             found[names[token_id]] = token_id
-    return found
+    return {text: token_id for text, token_id in found.items() if token_id < len(names)}
