@@ -11,8 +11,8 @@ from exllamav3 import Filter
 
 from exllamav3_adapters.errors import InvalidRequest
 
-_LIMITS: Final = ("ParserTooComplex", "LexerTooComplex")
-"""LLGuidance's reasons to stop that a request's grammar is to blame for."""
+_NOT_ALLOWED: Final = "doesn't satisfy the grammar"
+"""LLGuidance's words for a fault of the sampling. All others are of grammars that are too complex."""
 
 
 class GrammarFilter(Filter):  # type: ignore[misc]
@@ -88,10 +88,10 @@ class GrammarFilter(Filter):  # type: ignore[misc]
     def _check(self) -> None:
         if not self._matcher.is_error():
             return
-        cause = " ".join(self._matcher.get_error().split())
-        if self._matcher.stop_reason() in _LIMITS:
-            raise InvalidRequest(f"the grammar is too complex to be followed ({cause}); simplify it", "response_format")
-        raise RuntimeError(f"the grammar's matcher failed: {cause}")
+        cause = self._matcher.get_error().partition("<state>")[0].strip()  # what follows shows the answer
+        if _NOT_ALLOWED in cause:
+            raise RuntimeError("a token was sampled that the grammar does not allow")
+        raise InvalidRequest(f"the grammar cannot be followed ({cause}); simplify it", "response_format")
 
 
 def _clear(mask: np.ndarray[Any, np.dtype[np.uint32]], token_ids: np.ndarray[Any, np.dtype[np.int64]]) -> None:

@@ -325,3 +325,10 @@ async def test_a_bad_grammar_says_what_is_wrong(engine: Exl3Engine, kind: Any, s
     with pytest.raises(InvalidRequest, match=fault) as caught:
         await ask(engine, chat=ChatAnswer(reasoning=False), grammar=Grammar(kind=kind, source=source), max_tokens=5)
     assert caught.value.param == "response_format"
+
+
+async def test_a_grammar_that_is_too_complex_is_the_requests_fault(engine: Exl3Engine) -> None:
+    grammar = Grammar(kind="regex", source="(a?){1000}a{1000}")
+    with pytest.raises(InvalidRequest, match=r"too many expressions[^<]*simplify it") as caught:
+        await ask(engine, chat=ChatAnswer(reasoning=False), grammar=grammar, max_tokens=5)
+    assert caught.value.param == "response_format"
