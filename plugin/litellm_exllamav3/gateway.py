@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exllamav3_adapters.contract import Chat, Engine, StoredPrefix
+from exllamav3_adapters.contract import Chat, Engine, EngineInfo, StoredPrefix
 from exllamav3_adapters.credit_path import drop_credit
 from litellm_exllamav3.backoff import Backoff
 from litellm_exllamav3.capture import Capture, CapturedHead
@@ -49,12 +49,21 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: Settings, *, load_engine: EngineLoader = load_hosted, close_seconds: float = CLOSE_SECONDS
+        self,
+        settings: Settings,
+        *,
+        load_engine: EngineLoader = load_hosted,
+        close_seconds: float = CLOSE_SECONDS,
+        on_loaded: Callable[[EngineInfo], None] | None = None,
     ) -> None:
-        """Raises `TooManyWorkers` beside a sibling worker's gateway. `close_seconds` bounds an engine's end."""
+        """Raises `TooManyWorkers` beside a sibling worker's gateway. `close_seconds` bounds an engine's end.
+
+        `on_loaded` is called on the loop whenever a model has been loaded, before its first request.
+        """
         self.settings = settings
         self._load_engine = load_engine
         self._close_seconds = close_seconds
+        self._on_loaded = on_loaded
         self._state_dir = Path(settings.state_dir)
         with contextlib.suppress(OSError):
             # The store says what is wrong with a folder that cannot be made.
@@ -68,14 +77,19 @@ class Gateway:
 
     @classmethod
     def open(
-        cls, config_path: str | Path, environ: Mapping[str, str], *, load_engine: EngineLoader = load_hosted
+        cls,
+        config_path: str | Path,
+        environ: Mapping[str, str],
+        *,
+        load_engine: EngineLoader = load_hosted,
+        on_loaded: Callable[[EngineInfo], None] | None = None,
     ) -> Gateway:
         """Reads the config file; loads and opens nothing yet.
 
         Raises `SettingsError`, which lists every fault of the file, and `TooManyWorkers`.
         """
         refuse_more_workers(environ)
-        return cls(load_settings(config_path, environ), load_engine=load_engine)
+        return cls(load_settings(config_path, environ), load_engine=load_engine, on_loaded=on_loaded)
 
     @property
     def capture(self) -> Capture | None:
@@ -185,6 +199,7 @@ class Gateway:
             request_timeout_seconds=settings.request_timeout_seconds,
             new_replay=new_replay,
             new_collector=new_collector if settings.collects_prefixes else None,
+            on_loaded=self._on_loaded,
             backoff=Backoff(),
             close_seconds=self._close_seconds,
         )

@@ -29,6 +29,7 @@ from litellm.types.utils import (
 
 from exllamav3_adapters.contract import Finished, Text
 from exllamav3_adapters.errors import ContextLengthExceeded, EngineError, EngineUnavailable, InvalidRequest
+from litellm_exllamav3.alias_target import model_key
 from litellm_exllamav3.answer_chunks import AnswerChunks
 from litellm_exllamav3.answer_message import WholeAnswer
 from litellm_exllamav3.answer_params import read_answer_params
@@ -321,5 +322,22 @@ def _new_id(kind: str = "chatcmpl") -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 
+def _publish(key: str, card: Mapping[str, Any]) -> None:
+    """For `/v1/models`, `/model/info` and `/model_group/info`. What the operator wrote in a `model_info` stays."""
+    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    deployments = (router.get_model_list() or ()) if router is not None else ()
+    own = {
+        field
+        for deployment in deployments
+        if model_key(deployment["litellm_params"]) == key
+        for field, value in (deployment.get("model_info") or {}).items()
+        if value is not None
+    }
+    try:
+        litellm.register_model({f"{PROVIDER}/{key}": {name: card[name] for name in card if name not in own}})
+    except Exception as error:
+        logger.warning("model %s: LiteLLM's model lists do not tell of it: %s", key, type(error).__name__)
+
+
 handler = Exllamav3Provider()
-start_in_proxy(sys.modules.get("litellm.proxy.proxy_server"))
+start_in_proxy(sys.modules.get("litellm.proxy.proxy_server"), _publish)

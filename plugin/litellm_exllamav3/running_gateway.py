@@ -9,14 +9,16 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from exllamav3_adapters.errors import EngineUnavailable, InvalidRequest
 from litellm_exllamav3.faults import SettingsError
 from litellm_exllamav3.gateway import Gateway
 from litellm_exllamav3.lifecycle import Lifecycle
+from litellm_exllamav3.model_card import card_from_engine, card_from_settings
 from litellm_exllamav3.nonces import NonceRules
 from litellm_exllamav3.proxy_log import show_log
 from litellm_exllamav3.served_model import ServedModel
@@ -76,9 +78,10 @@ def start(gateway: Gateway) -> None:
     _Process.gateway, _Process.loop = gateway, asyncio.get_running_loop()
 
 
-def start_in_proxy(proxy_server: ModuleType | None) -> None:
+def start_in_proxy(proxy_server: ModuleType | None, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Opens and starts the gateway if LiteLLM's proxy is starting here: it loads a config file, on a loop.
 
+    `publish` is told each model's card (`model_card.py`), now and when it has been loaded.
     A config that cannot be used ends the process, with all its faults on standard error.
     """
     path = getattr(proxy_server, "user_config_file_path", None)
@@ -90,9 +93,11 @@ def start_in_proxy(proxy_server: ModuleType | None) -> None:
         return
     show_log(os.environ)
     try:
-        gateway = Gateway.open(path, os.environ)
+        gateway = Gateway.open(path, os.environ, on_loaded=lambda info: publish(info.model_key, card_from_engine(info)))
     except (SettingsError, TooManyWorkers) as error:
         _end_process(error)
+    for key, settings in gateway.settings.models.items():
+        publish(key, card_from_settings(settings))
     start(gateway)
     lifecycle = Lifecycle(loop, on_signal=gateway.begin_stop, stop=gateway.stop)
     lifecycle.chain_signals()

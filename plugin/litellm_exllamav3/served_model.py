@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from exllamav3_adapters.contract import Engine, LoadProgress
+from exllamav3_adapters.contract import Engine, EngineInfo, LoadProgress
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable, LoadFailed
 from litellm_exllamav3.admission import Admission
 from litellm_exllamav3.backoff import Backoff
@@ -61,6 +61,7 @@ class ServedModel:
         request_timeout_seconds: float = 600.0,
         new_replay: Callable[[Engine], Replay] | None = None,
         new_collector: Callable[[Engine], PrefixCollector] | None = None,
+        on_loaded: Callable[[EngineInfo], None] | None = None,
         backoff: Backoff | None = None,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
@@ -71,6 +72,7 @@ class ServedModel:
         self._lazy = lazy
         self._new_replay = new_replay
         self._new_collector = new_collector
+        self._on_loaded = on_loaded
         self._backoff = backoff or Backoff()
         self._admission = Admission(model_key=key, max_waiting=max_queue)
         self._loop = asyncio.get_running_loop()
@@ -283,6 +285,8 @@ class ServedModel:
         self._death = self._loop.create_future()
         self._engine = engine
         self._set_state("ready", "")
+        if self._on_loaded is not None:
+            self._on_loaded(info)
         self._wait_anew().set_result(engine)
 
     async def _until_death(self, engine: Engine) -> EngineDied:
