@@ -33,6 +33,12 @@ SETTINGS = {
         "models": {
             "tiny": {"engine": "fake", "load": "lazy", "max_queue": 1, "model": {"model_dir": "demo"}},
             "small": {"engine": "fake", "load": "lazy", "model": {"model_dir": "demo"}},
+            "tuned": {
+                "engine": "fake",
+                "load": "lazy",
+                "model": {"model_dir": "demo"},
+                "sampling": {"max_tokens": 3, "temperature": 0.6},
+            },
             "hushed": {
                 "engine": "fake",
                 "load": "lazy",
@@ -46,12 +52,13 @@ SECONDS_PER_TOKEN = 0.005
 
 
 class Witness(FakeEngine):
-    """A fake engine that notes whether it may keep what it is asked."""
+    """A fake engine that notes how it is asked, and whether it may keep it."""
 
     retained: bool | None = None
+    params: GenerationParams | None = None
 
     def generate(self, prompt: Prompt, params: GenerationParams, *, retain: bool = True) -> QueuedEventStream:
-        self.retained = retain
+        self.retained, self.params = retain, params
         return super().generate(prompt, params, retain=retain)
 
 
@@ -101,6 +108,52 @@ async def test_a_library_call_is_answered() -> None:
     answer = await ask(max_tokens=4)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hell", "length")
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+async def test_litellm_lets_every_sampling_parameter_through(loader: LoadFake) -> None:
+    named: dict[str, Any] = {
+        "min_tokens": 1,
+        "ignore_eos": True,
+        "temperature_last": True,
+        "top_k": 7,
+        "min_p": 0.05,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "adaptive_target": 0.6,
+        "adaptive_decay": 0.5,
+        "repetition_penalty": 1.1,
+        "penalty_range": 256,
+        "repetition_decay": 64,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_range": 512,
+    }
+    await ask(**named, banned_tokens=[3], dry_sequence_breakers='["."]', logit_bias={"5": 1})
+    params = loader.engines[0].params
+    assert params is not None
+    assert {name: getattr(params, name) for name in named} == named
+    assert (params.banned_tokens, params.dry_sequence_breakers, params.logit_bias) == ((3,), (".",), {5: 1.0})
+
+
+@pytest.mark.usefixtures("loader")
+async def test_a_token_that_the_model_has_not_is_a_bad_request() -> None:
+    error = await refused(logit_bias={"256": 1})
+    assert isinstance(error, litellm.BadRequestError)
+    assert error.param == "logit_bias"
+    assert "token ids must be from 0 to 255; one is 256" in str(error)
+
+
+async def test_a_models_own_defaults_hold_where_the_request_says_nothing(loader: LoadFake) -> None:
+    answer = await ask(model="exllamav3/tuned")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hel", "length")
+    params = loader.engines[0].params
+    assert params is not None
+    assert params.temperature == 0.6
+    longer = await ask(model="exllamav3/tuned", max_tokens=4)
+    assert longer.choices[0].message.content == "hell"
+    text = await litellm.atext_completion(model="exllamav3/tuned", prompt="say: hello")
+    assert text.choices[0].text == "hel"
 
 
 @pytest.mark.parametrize(("model", "retained"), [("tiny", True), ("hushed", False)])
