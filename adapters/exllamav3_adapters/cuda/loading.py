@@ -33,6 +33,7 @@ _LESS_CACHE = (
     "lower model.cache_size or model.max_batch_size, set model.cache_mode to fewer bits, or give the load more memory "
     "with model.gpu_split or a smaller model.autosplit_reserve"
 )
+_LESS_DRAFT = "lower model.cache_size, which the draft model's cache has too, or set draft_model.draft_mode to ngram"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def load_parts(settings: EngineSettings, report: Report, num_gpus: int) -> Loade
         load_loras(settings, parts.model)
         _warm_up(settings, parts, report)
     except BaseException:
-        unload(parts.models, num_gpus)
+        unload(parts.models)
         raise
     return LoadedModel(
         model=parts.model,
@@ -79,7 +80,7 @@ def load_parts(settings: EngineSettings, report: Report, num_gpus: int) -> Loade
         context_length=parts.context,
         draft=_draft_arguments(parts),
         vision=parts.vision,
-        release=lambda: unload(parts.models, num_gpus),
+        release=lambda: unload(parts.models),
     )
 
 
@@ -130,16 +131,15 @@ def _make_cache(model: Any, option: str, mode: str, size: dict[str, Any]) -> Any
 def _load_weights(settings: EngineSettings, parts: _Parts, report: Report, num_gpus: int) -> None:
     """The model last: its automatic split has to see what the others take."""
     sizes = {"max_chunk_size": settings.model.chunk_size, "max_batch_size": parts.slots}
+    split = main_split(settings.model, num_gpus) | sizes
     if parts.vision is not None:
-        split = component_split(settings.model, num_gpus)
-        load_modules(parts.vision, "the vision component", report, remedy="set model.vision to false", **split, **sizes)
+        beside = component_split(settings.model, num_gpus) | sizes
+        load_modules(parts.vision, "the vision component", report, remedy="set model.vision to false", **beside)
     if parts.draft_model is not None:
-        split = draft_split(settings, num_gpus)
-        remedy = "lower model.cache_size, which the draft model's cache has too, or set draft_model.draft_mode to ngram"
-        load_modules(parts.draft_model, "the draft model", report, remedy=remedy, **split, **sizes)
-    taps = {"draft_model": parts.draft_model} if parts.draft_model is not None else {}
-    split = main_split(settings.model, num_gpus)
-    load_modules(parts.model, "the model", report, remedy=_LESS_CACHE, **split, **sizes, **taps)
+        beside = draft_split(settings, num_gpus) | sizes
+        load_modules(parts.draft_model, "the draft model", report, remedy=_LESS_DRAFT, **beside)
+        split["draft_model"] = parts.draft_model
+    load_modules(parts.model, "the model", report, remedy=_LESS_CACHE, **split)
 
 
 def _warm_up(settings: EngineSettings, parts: _Parts, report: Report) -> None:

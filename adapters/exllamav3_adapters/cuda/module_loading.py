@@ -53,7 +53,7 @@ def warm_up(model: Any, cache: Any, report: Report, *, chunk_size: int, slots: i
     return failed
 
 
-def unload(models: Iterable[Any], num_gpus: int) -> None:
+def unload(models: Iterable[Any]) -> None:
     """Frees what the models hold, loaded or half loaded, processes of tensor parallel and of CPU experts included."""
     for model in models:
         if model.mp_children and not model.loaded_tp:  # a tensor parallel load that was cut short
@@ -61,7 +61,7 @@ def unload(models: Iterable[Any], num_gpus: int) -> None:
         model.unload()
     gc.collect()
     torch.cuda.empty_cache()
-    for gpu in range(num_gpus):  # a load that was cut short leaves its limit behind
+    for gpu in range(torch.cuda.device_count()):  # a load that was cut short leaves its limit behind
         torch.cuda.set_per_process_memory_fraction(1.0, gpu)
 
 

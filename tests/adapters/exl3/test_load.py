@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from exllamav3_adapters.contract import Chat
-from exllamav3_adapters.engine_settings import MemoryOptions
+from exllamav3_adapters.cpu.loading import load_parts, with_defaults
+from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import EngineDied, LoadFailed
 from exllamav3_adapters.exl3.engine import Exl3Engine
 
@@ -29,6 +32,17 @@ async def test_a_disk_cache_that_is_a_file_is_named(load: Load, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(LoadFailed, match=r"disk_cache_dir: .*/file cannot be a folder"):
         await load(MemoryOptions(sysmem_kv_cache=64, disk_cache_dir=str(tmp_path / "file")))
+
+
+async def test_closing_frees_what_the_engine_was_made_of_once(tiny_folder: Path) -> None:
+    options = ModelOptions(model_dir=str(tiny_folder), max_seq_len=512, cache_size=512, chunk_size=256)
+    settings = with_defaults(EngineSettings(model_key="tiny", model=options))
+    freed: list[bool] = []
+    parts = dataclasses.replace(load_parts(settings, lambda progress: None), release=lambda: freed.append(True))
+    engine = await asyncio.to_thread(Exl3Engine, "cpu", settings, parts)
+    await engine.close()
+    await engine.close()
+    assert freed == [True]
 
 
 async def test_a_template_without_end_ends_the_engine_and_not_only_the_request(load: Load) -> None:
