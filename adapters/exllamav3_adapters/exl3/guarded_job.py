@@ -53,6 +53,16 @@ class GuardedJob(RecurrentJob):
     def num_head_tokens(self) -> int:
         return self.request.prompt.num_head_tokens
 
+    def _check_banned_strings(self, banned_strings: list[str]) -> None:
+        """exllamav3 asserts that a model with sliding windows can go back over each of them."""
+        try:
+            super()._check_banned_strings(banned_strings)
+        except AssertionError:
+            raise InvalidRequest(
+                "banned_strings holds one of more tokens than this model can take back; make it shorter",
+                "banned_strings",
+            ) from None
+
     def activate(self) -> None:
         try:
             super().activate()

@@ -24,7 +24,7 @@ from tiny_model import write_tiny_hybrid
 
 from exllamav3_adapters.contract import Prefilled, Prompt
 from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, ModelOptions
-from exllamav3_adapters.errors import LoadFailed
+from exllamav3_adapters.errors import InvalidRequest, LoadFailed
 from exllamav3_adapters.exl3.checkpoint_install import install_checkpoints
 from exllamav3_adapters.exl3.engine import Exl3Engine
 from exllamav3_adapters.exl3.generator_options import (
@@ -333,3 +333,16 @@ def test_a_draft_model_and_frontiers_are_refused_together() -> None:
     generator = types.SimpleNamespace(recurrent_cache=cache, draft_model=object(), cpu_page_cache=None)
     with pytest.raises(LoadFailed, match="draft model"):
         install_checkpoints(generator, keeps_frontiers=True)
+
+
+async def test_a_banned_string_that_cannot_be_taken_back_is_the_requests_fault(load_hybrid: Load) -> None:
+    """No model of the CPU engine has states with a limit; those of sliding windows say theirs in this attribute."""
+    engine = await load_hybrid()
+
+    class LimitedState:
+        guaranteed_rollback = 16
+
+    engine._scheduler._generator.cache.recurrent_state_cls = LimitedState
+    with pytest.raises(InvalidRequest, match="banned_strings holds one of more tokens") as caught:
+        await answer(engine.generate(prompt(20), greedy(4, banned_strings=("short", "much too long"))))
+    assert caught.value.param == "banned_strings"
