@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from exllamav3_adapters.errors import InvalidRequest
 
@@ -130,7 +130,7 @@ class _Block(Struct):
     type: str
     text: str | None = None
     id: str | None = None
-    name: str | None = None
+    name: str | UnsetType = UNSET
     input: Object | None = None
     tool_use_id: str | None = None
     content: str | list[Object] | Object | None = None
@@ -154,6 +154,15 @@ class _AnthropicTool(Struct):
     cache_control: Object | None = None
 
 
+class _AnthropicThinking(Struct):
+    type: str
+    budget_tokens: Whole | UnsetType = UNSET
+
+
+class _AnthropicMetadata(Struct):
+    user_id: str | None = None
+
+
 class _AnthropicChoice(Struct):
     type: str
     name: str | None = None
@@ -166,13 +175,13 @@ class _Messages(Struct):
     system: str | list[_Part] | None = None
     tools: list[_AnthropicTool] | None = None
     tool_choice: _AnthropicChoice | None = None
-    thinking: _Thinking | None = None
+    thinking: _AnthropicThinking | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    metadata: Object | None = None
+    metadata: _AnthropicMetadata | None = None
     service_tier: str | None = None
     output_config: Object | None = None
     context_management: Object | None = None

@@ -33,6 +33,21 @@ RESPONSE = {"input": "hi"}
             {**MESSAGES, "tool_choice": {"type": []}},
             "tool_choice.type must be a string, not a list.",
         ),
+        (
+            "anthropic_messages",
+            {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": None}},
+            "thinking.budget_tokens must be an integer, not null.",
+        ),
+        (
+            "anthropic_messages",
+            {**MESSAGES, "metadata": {"user_id": 3}},
+            "metadata.user_id must be a string, not an integer.",
+        ),
+        (
+            "anthropic_messages",
+            {"max_tokens": 5, "messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": None}]}]},
+            "messages[0].content[0].name must be a string, not null.",
+        ),
         ("aresponses", {"input": [{"call_id": {}}]}, "input[0].call_id must be a string, not an object."),
         ("aresponses", {**RESPONSE, "stream": [1]}, "stream must be a boolean, not a list."),
         ("aresponses", {**RESPONSE, "text": {"format": {}}}, "text.format.type is missing."),
