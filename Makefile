@@ -1,6 +1,6 @@
 # `make demo` and `make serve` set up what they need, once. `make test` is what a change must pass.
 
-.PHONY: demo serve test test-full bench ready clean
+.PHONY: demo serve test test-full test-next bench ready clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,10 @@ test: ready
 
 test-full: ready
 	$(BIN)/pytest -m full
+
+# May fail: it says what a release of exllamav3 newer than ours would break. NEXT=1.6.6 names one.
+test-next: ready
+	$(BIN)/python tests/next_release.py $(NEXT)
 
 # Takes a quarter of an hour; nothing else should run on the machine meanwhile.
 bench: ready

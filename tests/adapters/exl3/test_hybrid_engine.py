@@ -328,10 +328,17 @@ async def test_options_for_recurrent_layers_warn_on_a_model_without(
     assert "checkpoints" not in (await engine.stats()).counters
 
 
-def test_a_draft_model_and_frontiers_are_refused_together() -> None:
-    cache = RecurrentCache(model=None)
-    generator = types.SimpleNamespace(recurrent_cache=cache, draft_model=object(), cpu_page_cache=None)
-    with pytest.raises(LoadFailed, match="draft model"):
+@pytest.mark.parametrize(
+    ("draft_model", "max_draft_tokens"), [(object(), 4), (None, 4)], ids=["model", "repeated text"]
+)
+def test_drafts_and_frontiers_are_refused_together(draft_model: object, max_draft_tokens: int) -> None:
+    generator = types.SimpleNamespace(
+        recurrent_cache=RecurrentCache(model=None),
+        draft_model=draft_model,
+        max_draft_tokens=max_draft_tokens,
+        cpu_page_cache=None,
+    )
+    with pytest.raises(LoadFailed, match="does not work together with drafts"):
         install_checkpoints(generator, keeps_frontiers=True)
 
 
