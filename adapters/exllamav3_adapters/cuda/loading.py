@@ -13,9 +13,9 @@ from typing import Any
 from exllamav3 import Cache
 
 from exllamav3_adapters.contract import LoadProgress
-from exllamav3_adapters.cuda.cache_options import batch_slots, cache_layers, history, state_dtype
-from exllamav3_adapters.cuda.components import first_line, make_component, read_config
-from exllamav3_adapters.cuda.draft import make_draft_model, num_draft_tokens
+from exllamav3_adapters.cuda.cache_options import cache_layers, state_dtype
+from exllamav3_adapters.cuda.components import first_line
+from exllamav3_adapters.cuda.layout import lay_out
 from exllamav3_adapters.cuda.lora import check_loras, load_loras
 from exllamav3_adapters.cuda.module_loading import load_modules, unload, warm_up
 from exllamav3_adapters.cuda.split_options import component_split, draft_split, main_split, options_of_several_gpus
@@ -23,7 +23,6 @@ from exllamav3_adapters.demo_model import model_folder
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.engine import LoadedModel
-from exllamav3_adapters.exl3.model_sizes import cache_tokens, context_length
 from exllamav3_adapters.exl3.text_parts import make_renderer, make_tokenizer
 from exllamav3_adapters.load_thread import Report
 
@@ -85,39 +84,26 @@ def load_parts(settings: EngineSettings, report: Report, num_gpus: int) -> Loade
 
 
 def _make_parts(settings: EngineSettings, folder: Path) -> _Parts:
-    options = settings.model
-    config = read_config(folder, "model.model_dir")
-    context = context_length(options, _made_for(config))
-    tokens = cache_tokens(options, context)
-    if options.max_seq_len is not None:
-        config.override_dynamic_seq_len(context)  # some models have two sets of RoPE factors, by length
-    config.infer_params.moe_cpu_offload = options.moe_cpu_offload
-    config.infer_params.moe_cpu_split = options.moe_cpu_split
-    model = make_component(config, "text", "model.model_dir")
-    draft_model = make_draft_model(settings, config)
-    vision = make_component(config, "vision", "model.vision") if options.vision else None
-    slots = batch_slots(settings, model)
-    max_history = history(settings, model, num_draft_tokens(settings, draft_model))
-
+    layout = lay_out(settings, folder)
     size = {
-        "max_num_tokens": tokens,
-        "max_batch_size": slots,
-        "max_history": max_history,
+        "max_num_tokens": layout.cache_tokens,
+        "max_batch_size": layout.slots,
+        "max_history": layout.max_history,
         "recurrent_dtype": state_dtype(settings),
     }
-    cache = _make_cache(model, "model.cache_mode", options.cache_mode, size)
+    cache = _make_cache(layout.model, "model.cache_mode", settings.model.cache_mode, size)
     draft_cache = None
-    if draft_model is not None:
+    if layout.draft_model is not None:
         mode = settings.draft.draft_cache_mode
-        draft_cache = _make_cache(draft_model, "draft_model.draft_cache_mode", mode, size)
+        draft_cache = _make_cache(layout.draft_model, "draft_model.draft_cache_mode", mode, size)
     return _Parts(
-        model=model,
+        model=layout.model,
         cache=cache,
-        draft_model=draft_model,
+        draft_model=layout.draft_model,
         draft_cache=draft_cache,
-        vision=vision,
-        slots=slots,
-        context=context,
+        vision=layout.vision,
+        slots=layout.slots,
+        context=layout.context,
     )
 
 
@@ -152,18 +138,6 @@ def _draft_arguments(parts: _Parts) -> dict[str, Any]:
     if parts.draft_model is None:
         return {}
     return {"draft_model": parts.draft_model, "draft_cache": parts.draft_cache}
-
-
-def _made_for(config: Any) -> int | None:
-    """Tokens, with the factor by which the config stretches its rotary positions. None where it does not say; exllamav3
-    has 8,192 there."""
-    nested = config.config_dict.get("text_config")
-    for section in (config.config_dict, nested if isinstance(nested, dict) else {}):
-        if length := section.get("max_position_embeddings"):
-            scaling = section.get("rope_scaling") or section.get("rope_parameters") or {}
-            factor = scaling.get("factor") or 1.0
-            return max(int(length), int(factor * (scaling.get("original_max_position_embeddings") or length)))
-    return None
 
 
 def _warn_of_one_gpu(settings: EngineSettings, num_gpus: int) -> None:
