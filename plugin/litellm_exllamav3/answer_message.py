@@ -14,6 +14,7 @@ from exllamav3_adapters.contract import (
     ToolCallArguments,
     ToolCallStart,
 )
+from litellm_exllamav3.cut_arguments import as_object
 
 AnswerEvent: TypeAlias = Text | Reasoning | ToolCallStart | ToolCallArguments | Finished
 """What a reader of an answer gets to see."""
@@ -56,24 +57,28 @@ class AnswerMessage:
             case Finished():
                 self.finished = event
 
-    def message(self) -> dict[str, Any]:
-        """Its content is null where the answer is nothing but calls."""
+    def message(self, *, parsed_calls: bool = False) -> dict[str, Any]:
+        """Its content is null where the answer is nothing but calls. `parsed_calls`: the reader takes no arguments but
+        JSON objects."""
         text = "".join(self._text)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not self._calls else None}
         if self._reasoning:
             message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
             is_cut = self.finished is None or self.finished.reason != "tool_calls"
-            message["tool_calls"] = [_tool_call(call, "" if is_cut else NO_ARGUMENTS) for call in self._calls]
+            message["tool_calls"] = [
+                _tool_call(call, "" if is_cut else NO_ARGUMENTS, parsed=parsed_calls) for call in self._calls
+            ]
         return message
 
 
 class WholeAnswer:
     """All choices of an answer."""
 
-    def __init__(self, *, num_choices: int = 1, with_logprobs: bool = False) -> None:
+    def __init__(self, *, num_choices: int = 1, with_logprobs: bool = False, parsed_calls: bool = False) -> None:
         self._messages = [AnswerMessage() for _ in range(num_choices)]
         self._with_logprobs = with_logprobs
+        self._parsed_calls = parsed_calls
 
     @property
     def complete(self) -> bool:
@@ -87,7 +92,7 @@ class WholeAnswer:
         return [
             {
                 "index": index,
-                "message": message.message(),
+                "message": message.message(parsed_calls=self._parsed_calls),
                 "finish_reason": message.finished.reason if message.finished is not None else None,
                 "logprobs": logprobs_content(message.logprobs) if self._with_logprobs else None,
             }
@@ -99,8 +104,10 @@ class WholeAnswer:
         return usage([message.finished for message in self._messages if message.finished is not None])
 
 
-def _tool_call(call: _Call, default: str) -> dict[str, Any]:
+def _tool_call(call: _Call, default: str, *, parsed: bool) -> dict[str, Any]:
     arguments = "".join(call.arguments) or default
+    if parsed:
+        arguments = as_object(arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 

@@ -123,7 +123,11 @@ class Exllamav3Provider(CustomLLM):  # type: ignore[misc]  # litellm has no type
         if (count := wanted_count()) is not None:
             count.tokens = await call.count_prompt()
             return _filled(response, _healthy())
-        answer = WholeAnswer(num_choices=call.num_choices, with_logprobs=call.params.top_logprobs is not None)
+        answer = WholeAnswer(
+            num_choices=call.num_choices,
+            with_logprobs=call.params.top_logprobs is not None,
+            parsed_calls=request["logging_obj"].call_type == "anthropic_messages",
+        )
         async with aclosing(call.answer()) as events:
             async for index, event in events:
                 answer.add(index, event)

@@ -141,6 +141,12 @@ class _Block(Struct):
     cache_control: Object | None = None
 
 
+class _SystemBlock(Struct):
+    type: str
+    text: str
+    cache_control: Object | None = None
+
+
 class _AnthropicMessage(Struct):
     role: str
     content: str | list[_Block]
@@ -172,7 +178,7 @@ class _AnthropicChoice(Struct):
 class _Messages(Struct):
     max_tokens: Whole
     messages: Annotated[list[_AnthropicMessage], Meta(min_length=1)]
-    system: str | list[_Part] | None = None
+    system: str | list[_SystemBlock] | None = None
     tools: list[_AnthropicTool] | None = None
     tool_choice: _AnthropicChoice | None = None
     thinking: _AnthropicThinking | None = None
