@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import anthropic
 import openai
 import pytest
+from demo_chats import local, settled
 from proxy_process import FAKE, Proxy, config, openai_client
 
 
@@ -27,6 +29,18 @@ def slow_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     models = {"slow": {"engine": "fake", "model": model, "max_queue": 2}}
     pace = {"EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE": "0.05", "EXLLAMAV3_FAKE_SECONDS_PER_TOKEN": "0.02"}
     yield from _running(Proxy(tmp_path_factory.mktemp("slow_proxy"), config(models), pace))
+
+
+@pytest.fixture(scope="session")
+def real_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy with real weights, `local` on the CPU. Each test uses heads of its own."""
+    proxy = Proxy(tmp_path_factory.mktemp("real"), config({"local": local(capture={"enabled": False})}))
+    try:
+        proxy.start()
+        asyncio.run(settled(proxy))
+        yield proxy
+    finally:
+        proxy.clean_up()
 
 
 @pytest.fixture

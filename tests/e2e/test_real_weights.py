@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
-from demo_chats import COUNT, Chats, cancelled, local, new_head, rendered, settled, token_ids, tokenizer
-from proxy_process import Proxy, config
+from demo_chats import COUNT, Chats, cancelled, new_head, rendered, token_ids, tokenizer
+from proxy_process import Proxy
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 QUESTIONS = [COUNT, "Name ten animals.", "Name ten colours.", "Write about the sea."]
-
-
-@pytest.fixture(scope="module")
-def real_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    """One for all tests of the module: each uses heads of its own."""
-    proxy = Proxy(tmp_path_factory.mktemp("real"), config({"local": local(capture={"enabled": False})}))
-    try:
-        proxy.start()
-        asyncio.run(settled(proxy))
-        yield proxy
-    finally:
-        proxy.clean_up()
 
 
 @pytest.fixture
