@@ -20,7 +20,8 @@ class LoadStopped(Exception):
 
 
 async def load_on_thread(load: Callable[[Report], Engine], report: Report) -> Engine:
-    """Runs `load` on a worker thread. `report` is called on the loop.
+    """Runs `load` on a thread that lives as long as the loop: the kernel ends some processes that a load starts with
+    the thread that started them. `report` is called on the loop.
 
     Cancelling it makes the load's next report raise `LoadStopped`, and waits until the thread has ended: what was
     allocated is free then. An engine that was loaded all the same is closed. Raises what `load` raises.

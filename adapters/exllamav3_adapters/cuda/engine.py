@@ -42,7 +42,7 @@ def _check(settings: EngineSettings, report: Report) -> int:
         import torch
     except ImportError as error:
         raise LoadFailed(f"model '{settings.model_key}': engine cuda needs torch for CUDA: {error}") from error
-    if torch.version.cuda is None:
+    if torch.version.cuda is None and torch.version.hip is None:
         raise LoadFailed(
             f"model '{settings.model_key}': engine cuda needs a torch for CUDA, and {torch.__version__} is not one; "
             "install such a torch, or use engine: cpu"

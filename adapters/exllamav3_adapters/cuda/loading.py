@@ -15,6 +15,7 @@ from exllamav3 import Cache
 from exllamav3_adapters.contract import LoadProgress
 from exllamav3_adapters.cuda.cache_options import cache_layers, state_dtype
 from exllamav3_adapters.cuda.components import first_line
+from exllamav3_adapters.cuda.effective_options import effective_options
 from exllamav3_adapters.cuda.layout import lay_out
 from exllamav3_adapters.cuda.lora import check_loras, load_loras
 from exllamav3_adapters.cuda.module_loading import load_modules, unload, warm_up
@@ -79,6 +80,7 @@ def load_parts(settings: EngineSettings, report: Report, num_gpus: int) -> Loade
         context_length=parts.context,
         draft=_draft_arguments(parts),
         vision=parts.vision,
+        effective_settings=effective_options(settings, options_of_several_gpus(settings) if num_gpus == 1 else ()),
         release=lambda: unload(parts.models),
     )
 

@@ -70,6 +70,8 @@ class LoadedModel:
     """Draft model and its cache as arguments of the generator, empty where drafts need none."""
     vision: Any = None
     """The model's vision component, loaded. None: the model reads text only."""
+    effective_settings: Mapping[str, str] = field(default_factory=dict)
+    """Option -> who carries it out and with which value, of what is no business of the generator's."""
     release: Callable[[], None] = lambda: None
     """Frees what all this holds. Blocks; called once the generator has ended, from any thread."""
 
@@ -108,7 +110,10 @@ class Exl3Engine:
             text_start=text_start(
                 loaded.tokenizer.tokenizer, loaded.tokenizer.tokenizer_config_dict, loaded.tokenizer.bos_token_id
             ),
-            effective_settings=effective_settings(settings, Generator, is_hybrid=is_hybrid),
+            effective_settings={
+                **loaded.effective_settings,
+                **effective_settings(settings, Generator, is_hybrid=is_hybrid),
+            },
         )
         check_tiers(settings.memory, loaded.cache)
         self._scheduler = Scheduler(
