@@ -272,7 +272,7 @@ class DraftModelSection(Section):
     draft_mode: Literal["disabled", "model", "mtp", "ngram"] = Field(
         default="disabled",
         description="Where drafts come from: a smaller `model`, the model's own `mtp` head, or repeated text "
-        "(`ngram`, all that engine `cpu` has, and on models without recurrent layers only).",
+        "(`ngram`). Engine `cpu` has no `mtp`, and drafts only where no model has recurrent layers.",
     )
     draft_num_tokens: Count | None = Field(
         default=None, description="Tokens drafted a step. By default the draft model's own."

@@ -123,7 +123,7 @@ def test_an_unknown_option_is_named_with_the_nearest_valid_one(
         ("model", "cache_mode", "8,8", "remove it or set it to FP16"),
         ("model", "gpu_split", [10, 10], "remove it"),
         ("model", "tensor_parallel_limits", {"attn": 2}, "remove it"),
-        ("draft_model", "draft_mode", "mtp", "remove it or set it to disabled or ngram"),
+        ("draft_model", "draft_mode", "mtp", "remove it or set it to disabled or ngram or model"),
     ],
 )
 def test_an_option_of_another_engine_fails_the_load(

@@ -8,6 +8,7 @@ from typing import Any, Final
 from exllamav3_adapters.cuda.components import make_component, read_config
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import LoadFailed
+from exllamav3_adapters.exl3.draft_vocabulary import check_draft_vocabulary
 
 _DEFAULT_DRAFT_TOKENS: Final = 4
 """exllamav3's own (`Generator.__init__`)."""
@@ -20,6 +21,7 @@ def make_draft_model(settings: EngineSettings, main_config: Any) -> Any | None:
         if draft.draft_model_dir is None:
             raise LoadFailed("draft_model.draft_model_dir: the folder of the draft model is missing")
         option = "draft_model.draft_model_dir"
+        check_draft_vocabulary(Path(main_config.directory), Path(draft.draft_model_dir))
         return make_component(read_config(Path(draft.draft_model_dir), option), "text", option)
     if draft.draft_mode == "mtp":
         model = make_component(main_config, "mtp", "draft_model.draft_mode: mtp")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from exllamav3_adapters.cpu.install import install
 install()
 
 from exl3_requests import answer, greedy, prompt
-from tiny_model import write_tiny_hybrid
+from tiny_model import write_tiny_hybrid, write_tiny_model
 
 from exllamav3_adapters.contract import Prompt, Started, Text, TokenLogprob
 from exllamav3_adapters.engine_settings import DraftOptions, EngineSettings, MemoryOptions, ModelOptions
@@ -53,6 +54,19 @@ async def load_draft(tiny_folder: Path) -> AsyncIterator[LoadDraft]:
         await engine.close()
 
 
+def count_steps(engine: Exl3Engine) -> list[int]:
+    """Grows by the tokens that each forward of the model looks at."""
+    model, steps = engine._scheduler._generator.model, []
+    forward = model.forward
+
+    def counted(input_ids: Any, params: Any) -> Any:
+        steps.append(input_ids.shape[1])
+        return forward(input_ids=input_ids, params=params)
+
+    model.forward = counted
+    return steps
+
+
 async def pieces(stream: AsyncIterator[Any]) -> list[TokenLogprob]:
     return [token async for event in stream if isinstance(event, Text) for token in event.logprobs]
 
@@ -71,18 +85,10 @@ async def test_drafts_change_the_steps_and_not_the_answers(load_draft: LoadDraft
 
 async def test_accepted_drafts_save_steps(load_draft: LoadDraft) -> None:
     engine = await load_draft(NGRAM)
-    steps = 0
-    forward = engine._scheduler._generator.model.forward
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return forward(*arguments, **options)
-
-    engine._scheduler._generator.model.forward = counted
+    steps = count_steps(engine)
     _, finished = await answer(engine.generate(REPEATED, greedy(60, ignore_eos=True, logit_bias={70: 100.0})))
     assert finished.completion_tokens == 60
-    assert steps < 40
+    assert len(steps) < 40
 
 
 async def test_probabilities_and_stop_strings_are_those_without_drafts(load_draft: LoadDraft) -> None:
@@ -103,10 +109,47 @@ async def test_effective_settings_name_the_drafts(load_draft: LoadDraft) -> None
     assert settings["draft_model.draft_num_tokens"] == "4 (exllamav3)"
 
 
-@pytest.mark.parametrize("mode", ["model", "mtp"])
-async def test_a_draft_model_is_refused_on_a_cpu(load_draft: LoadDraft, mode: Any) -> None:
-    with pytest.raises(LoadFailed, match=rf"draft_model.draft_mode: {mode} is not available on engine cpu; use ngram"):
-        await load_draft(DraftOptions(draft_mode=mode, draft_model_dir="/nowhere"))
+async def test_a_models_own_head_is_refused_on_a_cpu(load_draft: LoadDraft) -> None:
+    with pytest.raises(LoadFailed, match=r"draft_model.draft_mode: mtp is not available on engine cpu; use ngram"):
+        await load_draft(DraftOptions(draft_mode="mtp"))
+
+
+@pytest.mark.parametrize("further", [{}, {"draft_num_tokens": 6, "dynamic_draft": True, "hybrid_draft_tokens": 8}])
+async def test_a_draft_model_changes_the_steps_and_not_the_answers(
+    load_draft: LoadDraft, tiny_folder: Path, further: dict[str, Any]
+) -> None:
+    params, prompts = greedy(60, ignore_eos=True), [prompt(300, seed=1), prompt(400, seed=2)]
+    plain = await load_draft(DraftOptions())
+    expected = [await answer(plain.generate(each, params)) for each in prompts]
+    drafting = await load_draft(DraftOptions(draft_mode="model", draft_model_dir=str(tiny_folder), **further))
+    steps = count_steps(drafting)
+    found = await asyncio.gather(*(answer(drafting.generate(each, params)) for each in prompts))
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    assert len(steps) < 20  # the draft model is the model itself, so that every draft is accepted
+
+
+async def test_a_draft_model_that_is_wrong_costs_steps_and_changes_no_answer(
+    load_draft: LoadDraft, tmp_path: Path
+) -> None:
+    other = write_tiny_model(tmp_path / "other", num_hidden_layers=1)
+    params = greedy(60, ignore_eos=True)
+    text, _ = await answer((await load_draft(DraftOptions())).generate(REPEATED, params))
+    drafting = await load_draft(DraftOptions(draft_mode="model", draft_model_dir=str(other)))
+    assert (await answer(drafting.generate(REPEATED, params)))[0] == text
+    again, finished = await answer(drafting.generate(REPEATED, params))
+    assert (again, finished.cached_tokens) == (text, 299)
+
+
+async def test_a_draft_model_of_another_family_is_refused(load_draft: LoadDraft, tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = dict(zip(vocabulary, reversed(vocabulary.values()), strict=True))
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(
+        LoadFailed, match=r"draft_model.draft_model_dir: \d+ of the \d+ tokens in .* are not the model's"
+    ):
+        await load_draft(DraftOptions(draft_mode="model", draft_model_dir=str(other)))
 
 
 @pytest.mark.parametrize(("draft", "option"), [(NGRAM, "draft_mode"), (HYBRID, "hybrid_draft_tokens")])
