@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from exllamav3_adapters.answer_format.find_format import tool_format_names
 from litellm_exllamav3.cli import app
 from litellm_exllamav3.settings_reference import settings_reference
 
@@ -116,3 +117,8 @@ def test_the_reference_is_printed() -> None:
 def test_the_shipped_config_is_valid_and_has_no_warnings() -> None:
     code, _, errors = check(ROOT / "litellm_config.yaml")
     assert (code, errors) == (0, "")
+
+
+def test_the_readme_names_every_form_of_tool_calls() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in tool_format_names() if f"`{name}`" not in readme] == []
