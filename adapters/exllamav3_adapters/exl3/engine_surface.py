@@ -26,6 +26,7 @@ class Surface:
 
 
 SURFACE: Final[Mapping[str, Surface]] = {
+    "exllamav3.architecture.architectures:": Surface(exactly={"get_architectures": ()}),
     "exllamav3.model.config:Config": Surface(
         passes={
             "from_directory": ("directory",),
