@@ -142,6 +142,19 @@ async def test_a_reader_that_was_held_up_gets_what_it_missed_in_one_piece(engine
     assert len(missed.text) >= 10
 
 
+async def test_cancelling_a_load_ends_its_process_and_with_it_all_that_was_allocated() -> None:
+    settings = EngineSettings(model_key="m", model=ModelOptions(model_dir="demo", max_seq_len=512, chunk_size=256))
+    has_begun = asyncio.Event()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    load = asyncio.create_task(HostedEngine.load("cpu", settings, lambda progress: has_begun.set()))
+    await has_begun.wait()
+    (pid,) = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert_gone(pid, 1.0)
+
+
 async def test_a_cancelled_call_leaves_the_engine_as_it_was(engine: HostedEngine) -> None:
     call = asyncio.create_task(engine.stats())
     await asyncio.sleep(0)
