@@ -37,7 +37,10 @@ def load_modules(model: Any, what: str, report: Report, *, remedy: str, **argume
     except (LoadFailed, LoadStopped):
         raise
     except Exception as error:
-        raise _failure(error, what, f"at module {done + 1} of {total}" if total else "at once", remedy) from error
+        where = f"at module {min(done + 1, total)} of {total}" if total else "before the first module"
+        if isinstance(error, NotImplementedError) and arguments.get("tensor_p"):
+            raise LoadFailed(f"model.tensor_parallel: exllamav3 cannot load {what} so: {first_line(error)}") from error
+        raise _failure(error, what, where, remedy) from error
     finally:
         loader.close()
 
@@ -80,6 +83,4 @@ def missing_memory(error: BaseException) -> str:
 def _failure(error: Exception, what: str, where: str, remedy: str) -> LoadFailed:
     if is_out_of_memory(error):
         return LoadFailed(f"the GPUs' memory ran out {where} of {what}{missing_memory(error)}; {remedy}")
-    if isinstance(error, NotImplementedError):
-        return LoadFailed(f"model.tensor_parallel: exllamav3 cannot load {what} so: {first_line(error)}")
     return LoadFailed(f"model.model_dir: exllamav3 could not load {what} ({where}): {first_line(error)}")
