@@ -165,10 +165,15 @@ def _transient(module: Any, chunk_tokens: int) -> int:
     """By exllamav3's own figures for splitting a model over GPUs; coarse where it has none for such a module."""
     if module.caps.get("prefer_cpu"):
         return 0
-    tokens = min(chunk_tokens, _LOGIT_ROWS) if module.caps.get("logits_output") else chunk_tokens
+    makes_logits = bool(module.caps.get("logits_output"))
+    tokens = min(chunk_tokens, _LOGIT_ROWS) if makes_logits else chunk_tokens
     try:
         parts = module.make_tp_allocation({})
-        needs = [part.overhead(tokens, part.channels_to_split, part.channels_to_split) for part in parts]
+        needs = [
+            # So few rows are multiplied without unpacking the weights first (`AUTO_RECONSTRUCT_THRESHOLD`).
+            part.overhead(tokens, part.channels_to_split, part.channels_to_split) - makes_logits * part.recons_temp
+            for part in parts
+        ]
         return int(max(needs, default=0))
     except Exception:  # assertions on shapes that cannot be split, and modules that were never meant to be
         return _COARSE_COPIES * _HALF * tokens * int(getattr(module.config, "hidden_size", 0) or 0)

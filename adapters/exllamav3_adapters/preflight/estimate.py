@@ -79,11 +79,16 @@ def table(found: Estimate) -> str:
     """For people: a line a purpose, a block a device."""
     lines: list[str] = []
     for device in found.devices:
-        state = f"{shown_bytes(device.missing)} too little" if device.missing else "fits"
-        against = f"of {shown_bytes(device.usable)} usable" if device.usable else "none there"
-        lines.append(f"{device.device}: {shown_bytes(device.needed)} {against}, {state if device.usable else '-'}")
+        lines.append(f"{device.device}: needs {shown_bytes(device.needed)}, {_verdict(device)}")
         lines += [f"    {purpose:<24}{shown_bytes(size):>12}" for purpose, size in device.uses.items()]
     return "\n".join(lines)
+
+
+def _verdict(device: DeviceEstimate) -> str:
+    if not device.usable:
+        return "there is none here"
+    against = f"{shown_bytes(device.usable)} usable"
+    return f"{shown_bytes(device.missing)} more than the {against}" if device.missing else f"fits ({against})"
 
 
 def _placed(settings: EngineSettings, costs: ModelCosts, machine: Machine) -> Placement:

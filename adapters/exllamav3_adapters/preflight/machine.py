@@ -51,6 +51,8 @@ class Machine:
     """exllamav3's compiled part: in the environment, compiled by an earlier import, or neither."""
     nvcc: str | None = None
     """Path of the CUDA compiler."""
+    nvcc_cuda: str | None = None
+    """Version of CUDA that it belongs to. None: it does not say."""
     host_compiler: str | None = None
     """Path of the C++ compiler."""
     cores: int = 1

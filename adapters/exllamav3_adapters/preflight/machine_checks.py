@@ -14,9 +14,7 @@ OLDEST_CARD: Final = (7, 5)
 FULL_SPEED_CARD: Final = (8, 0)
 _SUPPORTED_EXLLAMAV3: Final = "1.6.5"
 _CPU_INSTEAD: Final = "use engine: cpu"
-_INSTALL_TORCH: Final = (
-    "install a build of torch for CUDA, such as: pip install torch --index-url https://download.pytorch.org/whl/cu130"
-)
+_INSTALL_TORCH: Final = "install the build of torch for your driver's CUDA, as https://pytorch.org/get-started says"
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:
@@ -113,9 +111,20 @@ def _extension_finding(machine: Machine) -> Finding:
             f"{' and '.join(missing)} to build it with cannot be found",
             remedy=f"{wheel}; or install {' and '.join(missing)}, and set CUDA_HOME if nvcc is not on the path",
         )
+    if machine.cuda and machine.nvcc_cuda and _major(machine.cuda) != _major(machine.nvcc_cuda):
+        return Finding(
+            subject="exllamav3",
+            fault=f"its extension is not installed, and {machine.nvcc} of CUDA {machine.nvcc_cuda} cannot build one "
+            f"for a torch of CUDA {machine.cuda}",
+            remedy=f"{wheel}; or install the toolkit of CUDA {machine.cuda}, and set CUDA_HOME to it",
+        )
     return Finding(
         severity="warning",
         subject="exllamav3",
         fault=f"its extension is compiled at the first load, which takes minutes on {machine.cores} cores",
         remedy=f"wait for it once (it is kept in torch's extension cache), or {wheel}",
     )
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]

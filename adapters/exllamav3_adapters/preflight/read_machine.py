@@ -8,7 +8,9 @@ import importlib.util
 import os
 import re
 import resource
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +27,14 @@ def read_machine(settings: EngineSettings) -> Machine:
     """Takes seconds: it imports torch, and makes a CUDA context on every GPU, which this process keeps. Call it in a
     process that ends soon, or in the one that will load."""
     total, free = _memory()
+    nvcc = _nvcc()
     return Machine(
         **_torch(),
         driver=_driver(),
         exllamav3=_version("exllamav3"),
         extension=_extension(),
-        nvcc=_nvcc(),
+        nvcc=nvcc,
+        nvcc_cuda=None if nvcc is None else _nvcc_cuda(nvcc),
         host_compiler=shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
         cores=os.cpu_count() or 1,
         memory_total=total,
@@ -103,6 +107,15 @@ def _nvcc() -> str | None:
             return str(path)
     usual = Path("/usr/local/cuda/bin/nvcc")
     return shutil.which("nvcc") or (str(usual) if usual.is_file() else None)
+
+
+def _nvcc_cuda(nvcc: str) -> str | None:
+    try:
+        said = subprocess.run([*shlex.split(nvcc), "--version"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else None
 
 
 def _memory() -> tuple[int, int]:

@@ -38,14 +38,14 @@ def test_a_good_setup_has_no_findings(llama: Path) -> None:
 
 def test_a_cpu_build_of_torch(llama: Path) -> None:
     found = only(findings(settings(llama), machine(torch="2.11.0+cpu", cuda=None)))
-    says(found, "error", "torch", "2.11.0+cpu is built for CPUs", "torch for CUDA")
+    says(found, "error", "torch", "2.11.0+cpu is built for CPUs", "driver's CUDA")
 
 
 def test_no_torch(llama: Path) -> None:
     found = findings(
         settings(llama), machine(torch=None, cuda=None, gpus=(), cuda_error="libcudart.so.13: no such file")
     )
-    says(found[0], "error", "torch", "cannot be imported (libcudart.so.13: no such file)", "pip install torch")
+    says(found[0], "error", "torch", "cannot be imported (libcudart.so.13: no such file)", "pytorch.org")
 
 
 def test_a_build_of_torch_for_rocm(llama: Path) -> None:
@@ -82,6 +82,12 @@ def test_exllamav3_is_not_installed(llama: Path) -> None:
 def test_neither_an_extension_nor_a_toolkit_to_build_it(llama: Path) -> None:
     found = only(findings(settings(llama), machine(extension="missing", host_compiler="/usr/bin/c++")))
     says(found, "error", "exllamav3", "the CUDA toolkit (nvcc) to build it with cannot be found", "install the wheel")
+
+
+def test_a_toolkit_of_another_cuda_than_torchs(llama: Path) -> None:
+    broken = machine(extension="missing", nvcc="/usr/bin/nvcc", nvcc_cuda="12.4", host_compiler="/usr/bin/c++")
+    found = only(findings(settings(llama), broken))
+    says(found, "error", "exllamav3", "of CUDA 12.4 cannot build one for a torch of CUDA 13.0", "toolkit of CUDA 13.0")
 
 
 def test_a_first_import_that_will_compile_is_announced(llama: Path) -> None:

@@ -206,3 +206,9 @@ def test_a_model_of_experts_says_how_many_layers_can_leave_the_gpu(tmp_path: Pat
     write_config(tmp_path, HYBRID)
     _, costs = asked(tmp_path)
     assert (costs.expert_layers, costs.experts_per_layer, costs.offloadable_layers) == (8, 8, 0)
+
+
+def test_the_head_makes_few_rows_without_unpacking_its_weights(llama: Path) -> None:
+    given = settings(llama)
+    head = memory_costs(given, lay_out(given, llama)).main.modules[-1]
+    assert 0 < head.transient < head.weights // 10
