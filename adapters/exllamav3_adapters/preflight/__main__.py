@@ -1,7 +1,7 @@
-"""`python -m exllamav3_adapters.preflight`: checks one model in a process of its own.
+"""`python -m exllamav3_adapters.preflight`: checks models in a process of its own.
 
-Reads `EngineSettings` as JSON from standard input and writes a `Report` as JSON. What torch and exllamav3 print goes to
-standard error.
+Reads a list of `EngineSettings` as JSON from standard input and writes a list of `Report` as JSON, in the same order.
+What torch and exllamav3 print goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from exllamav3_adapters.preflight.run import preflight
 
 
 def main() -> None:
-    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSettings)
+    models = msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineSettings])
     with contextlib.redirect_stdout(sys.stderr):
-        report = preflight(settings, read_machine(settings))
-    sys.stdout.buffer.write(msgspec.json.encode(report))
+        reports = [preflight(settings, read_machine(settings)) for settings in models]
+    sys.stdout.buffer.write(msgspec.json.encode(reports))
 
 
 if __name__ == "__main__":

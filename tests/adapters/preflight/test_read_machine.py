@@ -57,15 +57,15 @@ def test_a_folder_of_somebody_else_is_an_obstacle(tmp_path: Path) -> None:
     assert "not writable" in (disk_of(tmp_path / "tier").obstacle or "")
 
 
-def test_the_process_answers_with_a_report_and_nothing_else(llama: Path) -> None:
+def test_the_process_answers_with_reports_and_nothing_else(llama: Path) -> None:
     given = {"model_key": "m", "model": {"model_dir": str(llama), "cache_size": 8192, "max_seq_len": 8192}}
     done = subprocess.run(
         [sys.executable, "-m", "exllamav3_adapters.preflight"],
-        input=json.dumps(given).encode(),
+        input=json.dumps([given]).encode(),
         capture_output=True,
         timeout=100,
     )
-    report = json.loads(done.stdout)
+    (report,) = json.loads(done.stdout)
     assert report["estimate"]["devices"][0]["uses"]["cache"] == 2**30
     if not torch.cuda.is_available():
         assert "error" in {finding["severity"] for finding in report["findings"]}
