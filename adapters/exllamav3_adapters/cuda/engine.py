@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from exllamav3_adapters.contract import Engine, LoadProgress
+from exllamav3_adapters.cuda.setup_check import check_memory, check_setup
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.load_thread import Report, load_on_thread
@@ -21,38 +22,22 @@ class CudaEngine:
 
 
 def _load(settings: EngineSettings, report: Report) -> Engine:
-    num_gpus = _check(settings, report)
-    report(LoadProgress(stage="importing exllamav3", done=0, total=1))
+    report(LoadProgress(stage="checking the setup", done=0, total=1))
+    machine = check_setup(settings)
+    compiles = machine.extension == "missing"
+    stage = "compiling exllamav3's extension, which takes minutes" if compiles else "importing exllamav3"
+    report(LoadProgress(stage=stage, done=0, total=1))
     _import_exllamav3()
     from exllamav3_adapters.cuda.loading import load_parts
     from exllamav3_adapters.exl3.engine import Exl3Engine
 
-    loaded = load_parts(settings, report, num_gpus)
+    check_memory(settings, machine)
+    loaded = load_parts(settings, report, len(machine.gpus))
     try:
         return Exl3Engine("cuda", settings, loaded)
     except BaseException:
         loaded.release()
         raise
-
-
-def _check(settings: EngineSettings, report: Report) -> int:
-    """All that can be known before exllamav3 is imported. Returns the number of GPUs. Raises LoadFailed."""
-    report(LoadProgress(stage="importing torch", done=0, total=1))
-    try:
-        import torch
-    except ImportError as error:
-        raise LoadFailed(f"model '{settings.model_key}': engine cuda needs torch for CUDA: {error}") from error
-    if torch.version.cuda is None and torch.version.hip is None:
-        raise LoadFailed(
-            f"model '{settings.model_key}': engine cuda needs a torch for CUDA, and {torch.__version__} is not one; "
-            "install such a torch, or use engine: cpu"
-        )
-    if not torch.cuda.is_available():
-        raise LoadFailed(
-            f"model '{settings.model_key}': engine cuda finds no GPU that torch {torch.__version__} can use; look "
-            "whether nvidia-smi lists one, or use engine: cpu"
-        )
-    return torch.cuda.device_count()
 
 
 def _import_exllamav3() -> None:

@@ -61,16 +61,22 @@ def estimate(settings: EngineSettings, costs: ModelCosts, machine: Machine) -> E
 
 
 def memory_findings(settings: EngineSettings, costs: ModelCosts, machine: Machine) -> Iterator[Finding]:
-    """Of the GPUs' memory. Nothing where there is no GPU: that is a finding of its own."""
+    """Of the GPUs' memory. Nothing where there is no GPU: that is a finding of its own.
+
+    An error where what stays allocated does not fit, which is certain; a warning where only the estimate of what
+    forwards need beside it does not.
+    """
     if not machine.gpus:
         return
     placement = place(settings, costs, costs.sizes, machine.gpus)
     if placement.fits:
         return
     ways = remedies(settings, costs, machine.gpus)
+    certain = not place(settings, costs, costs.sizes, machine.gpus, forwards=False).fits
     yield Finding(
+        severity="error" if certain else "warning",
         subject="GPU memory",
-        fault=_shortfall(placement, machine),
+        fault=_shortfall(placement, machine) + ("" if certain else ", as far as forwards can be estimated"),
         remedy="; or ".join(ways) if ways else nothing_fits(settings, costs, machine.gpus),
     )
 

@@ -42,10 +42,11 @@ class Share:
     """By purpose."""
     transient: int = 0
     """Largest forward of a module on it."""
+    margin: int = LOADER_MARGIN
 
     @property
     def needed(self) -> int:
-        return self.uses.total() + (self.transient + LOADER_MARGIN if self.uses else 0)
+        return self.uses.total() + (self.transient + self.margin if self.uses else 0)
 
     def begin(self, budget: int, free: int, *, counts_from_now: bool) -> None:
         """A component's load: `gpu_split` is what it may use beside what is there by then, within the card."""
@@ -53,7 +54,7 @@ class Share:
 
     def missing_with(self, uses: Counter[str], transient: int) -> int:
         """Bytes by which it is too small for those as well."""
-        return self.uses.total() + uses.total() + max(self.transient, transient) + LOADER_MARGIN - self.budget
+        return self.uses.total() + uses.total() + max(self.transient, transient) + self.margin - self.budget
 
     def take(self, uses: Counter[str], transient: int) -> None:
         self.uses.update(uses)
@@ -77,10 +78,15 @@ class Placement:
         return not self.missing
 
 
-def place(settings: EngineSettings, costs: ModelCosts, sizes: Sizes, gpus: Sequence[Gpu]) -> Placement:
-    """With other sizes than the settings', to see whether those would fit. There must be a GPU."""
+def place(
+    settings: EngineSettings, costs: ModelCosts, sizes: Sizes, gpus: Sequence[Gpu], *, forwards: bool = True
+) -> Placement:
+    """With other sizes than the settings', to see whether those would fit. There must be a GPU.
+
+    Without `forwards`, only what stays allocated counts, whose sizes are exact; what forwards need is estimated.
+    """
     assert gpus
-    shares = tuple(Share() for _ in gpus)
+    shares = tuple(Share(margin=LOADER_MARGIN if forwards else 0) for _ in gpus)
     host: Counter[str] = Counter()
     for component in costs.components:
         split = _split_of(component.name, settings, len(gpus))
@@ -88,7 +94,7 @@ def place(settings: EngineSettings, costs: ModelCosts, sizes: Sizes, gpus: Seque
         for share, budget, gpu in zip(shares, budgets, gpus, strict=True):
             share.begin(budget, gpu.free, counts_from_now=bool(split))
         usable = [share for share, budget in zip(shares, budgets, strict=True) if budget > 0] or [shares[0]]
-        modules = _on_gpus(component, costs, sizes, host)
+        modules = [(uses, transient * forwards) for uses, transient in _on_gpus(component, costs, sizes, host)]
         if component.name == "model" and settings.model.tensor_parallel and len(gpus) > 1:
             _split_every_module(modules, usable)
         else:

@@ -86,6 +86,12 @@ def test_the_sizes_that_a_refusal_names_fit_and_the_next_larger_do_not(llama: Pa
     assert findings(settings(llama, cache_size=131072, cache_mode=mode), card) == []
 
 
+def test_what_only_the_estimate_of_forwards_exceeds_is_a_warning(llama: Path) -> None:
+    found = only(findings(settings(llama), machine(gpus=(gpu(free=5.0),))))
+    assert (found.severity, found.subject) == ("warning", "GPU memory")
+    assert "as far as forwards can be estimated" in found.fault
+
+
 def test_where_only_a_shorter_context_helps_it_says_so(llama: Path) -> None:
     given = settings(llama, max_seq_len=131072, cache_size=131072)
     card = machine(gpus=(gpu(free=6.0),))
