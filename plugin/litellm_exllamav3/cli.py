@@ -18,7 +18,7 @@ from litellm_exllamav3.check_json import check_json
 from litellm_exllamav3.config_file import SECTION, Config, read_config
 from litellm_exllamav3.faults import SettingsError
 from litellm_exllamav3.prefix_commands import forget, prefixes
-from litellm_exllamav3.preflight import CHECKED_ENGINE, run_preflight
+from litellm_exllamav3.preflight import CHECKED_ENGINE, not_together, run_preflight
 from litellm_exllamav3.request_fields_reference import request_fields_reference
 from litellm_exllamav3.settings_reference import settings_reference as reference
 from litellm_exllamav3.settings_table import effective_settings
@@ -95,6 +95,10 @@ def _tell(config: Config, reports: Mapping[str, Report]) -> tuple[int, int]:
         for finding in report.findings:
             typer.echo(f"{finding.severity}: {key}: {finding}", err=True)
             severities.append(finding.severity)
+    together = not_together(reports)
+    if together is not None:
+        typer.echo(f"warning: {together}", err=True)
+        severities.append("warning")
     return severities.count("error"), severities.count("warning")
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.preflight.byte_size import shown_bytes
 from exllamav3_adapters.preflight.finding import Finding
 from exllamav3_adapters.preflight.report import Report
 
@@ -33,6 +34,20 @@ def run_preflight(models: Mapping[str, EngineSettings]) -> dict[str, Report]:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
         return _failed(models, f"failed: {lines[-1]}", f"run {' '.join(command[1:])} by hand for all of it")
     return dict(zip(models, msgspec.json.decode(done.stdout, type=list[Report]), strict=True))
+
+
+def not_together(reports: Mapping[str, Report]) -> str | None:
+    """What to say where each model fits the GPUs, and all of them at once do not. None: they do."""
+    found = [report.estimate for report in reports.values() if report.estimate is not None]
+    gpus = [[device for device in estimate.devices if device.kind == "gpu"] for estimate in found]
+    usable = max((sum(device.usable for device in devices) for devices in gpus), default=0)
+    needed = sum(device.needed for devices in gpus for device in devices)
+    if len(found) < 2 or not usable or needed <= usable or not all(estimate.fits for estimate in found):
+        return None
+    return (
+        f"{len(found)} models need {shown_bytes(needed)} of the GPUs' memory together, and {shown_bytes(usable)} are "
+        "usable; give each its GPUs with model.gpu_split, lower their cache_size, or leave one out"
+    )
 
 
 def _failed(models: Iterable[str], what: str, remedy: str) -> dict[str, Report]:

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from exllamav3_adapters.preflight.estimate import DeviceEstimate, Estimate
+from exllamav3_adapters.preflight.report import Report
+from litellm_exllamav3.preflight import not_together
+
 CONFIG = """
 model_list:
   - {model_name: local, litellm_params: {model: exllamav3/good}}
@@ -121,3 +125,24 @@ def test_all_of_it_is_there_for_programs(config: Path) -> None:
     assert model["settings"]["model.cache_size"] == {"value": "2048", "from": "default"}
     assert all(finding["fault"] for finding in model["findings"])
     assert model["estimate"]["devices"][0]["uses"]["cache"] == 2 * 2**20
+
+
+def estimated(*, needed: int, usable: int) -> Report:
+    device = DeviceEstimate(kind="gpu", device="cuda:0", free=usable, usable=usable, uses={"weights": needed})
+    return Report(findings=(), estimate=Estimate(devices=(device,), page_bytes=1, checkpoint_bytes=0))
+
+
+def test_models_that_fit_one_by_one_and_not_together_are_told_of() -> None:
+    one = estimated(needed=6 * 2**30, usable=10 * 2**30)
+    said = not_together({"a": one, "b": one})
+    assert said is not None
+    assert said.startswith("2 models need 12.00 GiB of the GPUs' memory together, and 10.00 GiB are usable; ")
+
+
+def test_models_that_fit_together_are_not() -> None:
+    one = estimated(needed=4 * 2**30, usable=10 * 2**30)
+    assert not_together({"a": one, "b": one}) is None
+
+
+def test_one_model_that_does_not_fit_is_its_own_finding() -> None:
+    assert not_together({"a": estimated(needed=12 * 2**30, usable=10 * 2**30)}) is None

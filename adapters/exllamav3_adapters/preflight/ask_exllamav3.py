@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import LoadFailed
@@ -15,6 +16,8 @@ from exllamav3_adapters.preflight.finding import Finding, finding_of
 from exllamav3_adapters.preflight.folder_checks import architecture_findings
 from exllamav3_adapters.preflight.model_costs import ModelCosts
 from exllamav3_adapters.preflight.model_folder import ModelFolder
+
+_COMPARE: Final = "compare the folder with that of the original model, or use another model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def ask_exllamav3(settings: EngineSettings, folder: ModelFolder, draft: ModelFol
     try:
         layout = lay_out(settings, Path(folder.path))
     except LoadFailed as error:
-        return Answer((finding_of(error.message, "model.model_dir"),))
+        return Answer((finding_of(error.message, "model.model_dir", _COMPARE),))
     try:
         return Answer((), memory_costs(settings, layout, adapters))
     except Exception as error:  # of a layer that is unlike those of 1.6.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.preflight.byte_size import MEBIBYTE, shown_bytes
@@ -19,6 +20,7 @@ from exllamav3_adapters.preflight.remedy import nothing_fits, remedies
 class DeviceEstimate:
     """One GPU, the system memory or the disk. Bytes."""
 
+    kind: Literal["gpu", "memory", "disk"]
     device: str
     free: int
     usable: int
@@ -107,9 +109,11 @@ def _on_gpu(index: int, share: Share, machine: Machine) -> DeviceEstimate:
     if share.uses:
         uses |= {"largest forward": share.transient, "loader's margin": LOADER_MARGIN}
     if not machine.gpus:
-        return DeviceEstimate(device="GPU", free=0, usable=0, uses=uses)
+        return DeviceEstimate(kind="gpu", device="GPU", free=0, usable=0, uses=uses)
     gpu = machine.gpus[index]
-    return DeviceEstimate(device=f"cuda:{index} ({gpu.name})", free=gpu.free, usable=share.budget, uses=uses)
+    return DeviceEstimate(
+        kind="gpu", device=f"cuda:{index} ({gpu.name})", free=gpu.free, usable=share.budget, uses=uses
+    )
 
 
 def _in_memory(settings: EngineSettings, costs: ModelCosts, machine: Machine) -> DeviceEstimate:
@@ -118,7 +122,7 @@ def _in_memory(settings: EngineSettings, costs: ModelCosts, machine: Machine) ->
     if any(component.is_recurrent for component in costs.components):
         host["tier of checkpoints"] = settings.memory.sysmem_recurrent_cache * MEBIBYTE
     return DeviceEstimate(
-        device="system memory", free=machine.memory_free, usable=machine.memory_free, uses=_ordered(host)
+        kind="memory", device="system memory", free=machine.memory_free, usable=machine.memory_free, uses=_ordered(host)
     )
 
 
@@ -127,7 +131,7 @@ def _on_disk(settings: EngineSettings, machine: Machine) -> Sequence[DeviceEstim
         return ()
     room = machine.disk.free + machine.disk.used_by_tier
     uses = {"tier of pages and checkpoints": settings.memory.disk_cache_size * MEBIBYTE}
-    return (DeviceEstimate(device="disk", free=machine.disk.free, usable=room, uses=uses),)
+    return (DeviceEstimate(kind="disk", device="disk", free=machine.disk.free, usable=room, uses=uses),)
 
 
 def _ordered(uses: Counter[str]) -> dict[str, int]:

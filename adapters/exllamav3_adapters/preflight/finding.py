@@ -24,10 +24,10 @@ class Finding:
         return f"{self.subject}: {self.fault}" + (f"; {self.remedy}" if self.remedy else "")
 
 
-def finding_of(message: str, subject: str) -> Finding:
-    """Of an engine's own message, `option: fault; remedy`. `subject`: where it names no option."""
+def finding_of(message: str, subject: str, remedy: str) -> Finding:
+    """Of an engine's own message, `option: fault; remedy`. The arguments stand in for what it does not name."""
     option, colon, rest = message.partition(": ")
     if not colon or " " in option:
         option, rest = subject, message
-    fault, _, remedy = rest.rpartition("; ")
-    return Finding(subject=option, fault=fault or remedy, remedy=remedy if fault else "")
+    fault, semicolon, last = rest.rpartition("; ")
+    return Finding(subject=option, fault=fault if semicolon else last, remedy=last if semicolon else remedy)

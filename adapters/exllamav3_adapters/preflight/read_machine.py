@@ -11,6 +11,7 @@ import resource
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +29,12 @@ def read_machine(settings: EngineSettings) -> Machine:
     process that ends soon, or in the one that will load."""
     total, free = _memory()
     nvcc = _nvcc()
+    torch = _torch()
     return Machine(
-        **_torch(),
+        **torch,
         driver=_driver(),
         exllamav3=_version("exllamav3"),
-        extension=_extension(),
+        extension=_extension(torch.get("cuda")),
         nvcc=nvcc,
         nvcc_cuda=None if nvcc is None else _nvcc_cuda(nvcc),
         host_compiler=shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
@@ -81,20 +83,23 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _extension() -> Any:
+def _extension(cuda: str | None) -> Any:
     """As exllamav3 looks for it (`exllamav3/ext.py`)."""
     spec = importlib.util.find_spec(_EXTENSION)
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     if spec is not None and spec.origin is not None and spec.origin.endswith(suffixes):
         return "installed"
-    return "built" if any(_built_extensions()) else "missing"
+    return "built" if (_build_folder(cuda) / _EXTENSION / f"{_EXTENSION}.so").is_file() else "missing"
 
 
-def _built_extensions() -> list[Path]:
-    """Where torch keeps what it compiled at an import. It compiles again all the same when sources or flags change."""
-    named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    root = Path(named) if named else Path.home() / ".cache" / "torch_extensions"
-    return [path for pattern in ("*", "*/*") for path in root.glob(f"{pattern}/{_EXTENSION}.so")]
+def _build_folder(cuda: str | None) -> Path:
+    """Where torch keeps what it compiled at an import (`torch.utils.cpp_extension._get_build_directory`). It compiles
+    again all the same when sources or flags have changed."""
+    if named := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(named)
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    version = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    return caches / "torch_extensions" / f"{version}_{'cpu' if cuda is None else 'cu' + cuda.replace('.', '')}"
 
 
 def _nvcc() -> str | None:

@@ -25,9 +25,9 @@ from exllamav3_adapters.preflight.tier_checks import tier_findings, tier_size_fi
 def preflight(settings: EngineSettings, machine: Machine) -> Report:
     """Everything that can be said without loading. Blocks for seconds; imports torch and exllamav3 with the CPU
     engine's stand-in, so call it in a process that loads nothing on a GPU."""
-    found = [*early_findings(settings, machine)]
     folder, draft = _folders(settings)
-    if machine.exllamav3 is None or folder is None or _is_unreadable(found):
+    found = _early(settings, machine, folder, draft)
+    if machine.exllamav3 is None or folder is None or not (_is_readable(folder) and _is_readable(draft)):
         return Report(findings=tuple(found))
     answer = ask_exllamav3(settings, folder, draft, adapter_bytes(settings.loras))
     found += [finding for finding in answer.findings if finding.subject not in _error_subjects(found)]
@@ -39,18 +39,7 @@ def preflight(settings: EngineSettings, machine: Machine) -> Report:
 
 def early_findings(settings: EngineSettings, machine: Machine) -> list[Finding]:
     """All that can be known before exllamav3 is imported."""
-    found = [*machine_findings(machine)]
-    folder, draft = _folders(settings)
-    if folder is not None:
-        found += folder_findings(folder, "model.model_dir")
-        if folder.exists and folder.files:
-            found += text_findings(folder, settings.model.chat_template)
-    if draft is not None:
-        found += folder_findings(draft, "draft_model.draft_model_dir")
-    found += lora_findings(settings.loras)
-    found += option_findings(settings, machine)
-    found += tier_findings(settings, machine)
-    return found
+    return _early(settings, machine, *_folders(settings))
 
 
 def costs_findings(settings: EngineSettings, costs: ModelCosts, machine: Machine) -> list[Finding]:
@@ -69,6 +58,22 @@ def refuse(settings: EngineSettings, findings: Iterable[Finding]) -> None:
         raise LoadFailed(f"model '{settings.model_key}': " + ". ".join(errors))
 
 
+def _early(
+    settings: EngineSettings, machine: Machine, folder: ModelFolder | None, draft: ModelFolder | None
+) -> list[Finding]:
+    found = [*machine_findings(machine)]
+    if folder is not None:
+        found += folder_findings(folder, "model.model_dir")
+        if folder.exists and folder.files:
+            found += text_findings(folder, settings.model.chat_template)
+    if draft is not None:
+        found += folder_findings(draft, "draft_model.draft_model_dir")
+    found += lora_findings(settings.loras)
+    found += option_findings(settings, machine)
+    found += tier_findings(settings, machine)
+    return found
+
+
 def _folders(settings: EngineSettings) -> tuple[ModelFolder | None, ModelFolder | None]:
     """The model's and the draft model's. The demo model's is made at its first load, and needs no check."""
     options, draft = settings.model, settings.draft
@@ -77,9 +82,9 @@ def _folders(settings: EngineSettings) -> tuple[ModelFolder | None, ModelFolder 
     return folder, read_model_folder(Path(draft.draft_model_dir or "")) if has_draft else None
 
 
-def _is_unreadable(findings: Iterable[Finding]) -> bool:
-    """Whether exllamav3 would stumble over what is known already."""
-    return not _error_subjects(findings).isdisjoint({"model.model_dir", "draft_model.draft_model_dir"})
+def _is_readable(folder: ModelFolder | None) -> bool:
+    """Whether exllamav3 would not stumble over what is known already."""
+    return folder is None or not _error_subjects(folder_findings(folder, ""))
 
 
 def _error_subjects(findings: Iterable[Finding]) -> set[str]:

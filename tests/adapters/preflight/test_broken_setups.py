@@ -14,7 +14,7 @@ from exllamav3_adapters.engine_settings import DraftOptions, LoraOptions, Memory
 from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.preflight.finding import Finding
 from exllamav3_adapters.preflight.machine import Disk
-from exllamav3_adapters.preflight.run import early_findings, refuse
+from exllamav3_adapters.preflight.run import early_findings, preflight, refuse
 
 
 def says(finding: Finding, severity: str, subject: str, fault: str, remedy: str) -> None:
@@ -379,3 +379,14 @@ def write_mixture(folder: Path, *, mul1: bool) -> Path:
     write_safetensors(folder / "model.safetensors", tensors)
     write_text_files(folder)
     return folder
+
+
+def test_a_model_without_a_tokenizer_is_estimated_all_the_same(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert preflight(settings(folder), machine()).estimate is not None
+
+
+def test_a_config_that_exllamav3_cannot_read(folder: Path) -> None:
+    write_config(folder, LLAMA | {"hidden_size": "large"})
+    found = only(findings(settings(folder)))
+    says(found, "error", "model.model_dir", "exllamav3 cannot read the model", "compare the folder with that of the")

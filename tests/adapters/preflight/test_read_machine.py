@@ -74,3 +74,11 @@ def test_the_process_answers_with_reports_and_nothing_else(llama: Path) -> None:
 def test_settings_cross_to_the_process_whole() -> None:
     given = settings("/models/m", tensor_parallel_limits={"attn": 2}, gpu_split=(1.0, 2.0))
     assert msgspec.json.decode(msgspec.json.encode(given), type=EngineSettings) == given
+
+
+def test_an_extension_that_an_earlier_import_compiled_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert read_machine(settings("/models/m")).extension == "missing"
+    (tmp_path / "exllamav3_ext").mkdir()
+    (tmp_path / "exllamav3_ext" / "exllamav3_ext.so").touch()
+    assert read_machine(settings("/models/m")).extension == "built"
