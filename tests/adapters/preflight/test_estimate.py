@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from exl3_folder import write_exl3_llama
+from exllamav3 import Cache
+from exllamav3.model.model_tp_alloc import TPAllocator
 from preflight_run import GIB, MIB, findings, gpu, machine, only, settings
 
+from exllamav3_adapters.cuda.layout import lay_out
 from exllamav3_adapters.engine_settings import DraftOptions, EngineSettings, MemoryOptions
 from exllamav3_adapters.preflight.estimate import Estimate, table
 from exllamav3_adapters.preflight.machine import Disk, Machine
@@ -114,3 +117,16 @@ def test_two_gpus_hold_what_one_cannot(llama: Path) -> None:
 
 def test_a_page_is_what_the_tiers_store(llama: Path) -> None:
     assert estimated(settings(llama), machine()).page_bytes == 32 * MIB
+
+
+def test_tensor_parallel_shares_a_model_as_exllamav3_plans_it(llama: Path) -> None:
+    cards = machine(gpus=(gpu(free=8.0), gpu(free=16.0)))
+    given = settings(llama, tensor_parallel=True, autosplit_reserve=(0.0, 0.0))
+    devices = estimated(given, cards).devices[:2]
+    model = lay_out(given, llama).model
+    Cache(model, 8192)
+    parts = [part for module in model.modules[1:] for part in module.make_tp_allocation({})]
+    planner = TPAllocator(parts, num_tokens=2048, output_num_tokens=32)
+    _, storage, _ = planner.initial_split([card.free for card in cards.gpus])
+    for device, planned in zip(devices, storage, strict=True):
+        assert device.uses["weights"] + device.uses["cache"] == pytest.approx(planned, rel=0.05)
