@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.errors import EngineDied
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message in the OpenAI form."""
@@ -347,6 +348,14 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Cancels what runs, writes what is to be kept, frees the memory. May be called more than once."""
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """An engine that can die by itself, and notices."""
+
+    async def died(self) -> EngineDied | None:
+        """Waits for the engine's end. Returns why it died, or None where it was closed. For any number of tasks."""
 
 
 class Loader(Protocol):

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
-from exllamav3_adapters.contract import Engine, EngineInfo, LoadProgress
+from exllamav3_adapters.contract import Engine, EngineInfo, LoadProgress, Mortal
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable, LoadFailed
 from litellm_exllamav3.admission import Admission
 from litellm_exllamav3.backoff import Backoff
@@ -33,14 +33,6 @@ LOG_PROGRESS_SECONDS = 5.0
 LOG_WAITING_SECONDS = 15.0
 STATS_SECONDS = 2.0
 """An engine that does not answer in that time is shown without its counters."""
-
-
-@runtime_checkable
-class Mortal(Protocol):
-    """An engine that can die by itself, and notices: one in another process."""
-
-    async def died(self) -> EngineDied | None:
-        """Waits for the engine's end. Returns why it died, or None where it was closed."""
 
 
 class ServedModel:
@@ -307,7 +299,7 @@ class ServedModel:
                 await self._collector.stop()
 
     async def _watch(self, engine: Engine) -> None:
-        """Ends the life of an engine that can say by itself that it died (a hosted one)."""
+        """Ends the life of an engine that can say by itself that it died."""
         if isinstance(engine, Mortal) and (error := await engine.died()) is not None:
             self.engine_died(engine, error)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -98,6 +98,7 @@ class Exl3Engine:
         self._render_seconds = render_seconds
         self._vocab_size = int(loaded.model.config.vocab_size)
         self._closed = False
+        self._ended: Future[EngineDied | None] = Future()
         self._info = EngineInfo(
             model_key=settings.model_key,
             engine=engine,
@@ -128,6 +129,7 @@ class Exl3Engine:
             keeps_frontiers=frontiers_are_ours(settings, Generator),
             eviction=_make_eviction(settings, loaded.model) if gds_is_ours(settings, Generator) else None,
             on_answered=self._keep_tokens,
+            on_broken=self._ended.set_result,
         )
         self._scheduler.start()
         self._info = replace(self._info, max_batch_size=self._scheduler.max_batch_size)
@@ -135,6 +137,10 @@ class Exl3Engine:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    async def died(self) -> EngineDied | None:
+        """As `contract.Mortal`. A device that failed stays broken until this process has ended."""
+        return await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def render(self, chat: Chat) -> Prompt:
         return await self._on_render_thread(lambda: self._renderer.render(chat))
@@ -179,6 +185,8 @@ class Exl3Engine:
         self._closed = True
         self._render_thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
+        if not self._ended.done():
+            self._ended.set_result(None)
         release, self._release = self._release, lambda: None
         await asyncio.to_thread(release)
 

@@ -185,6 +185,7 @@ SURFACE: Final[Mapping[str, Surface]] = {
             "tokenizer",
         ),
     ),
+    "exllamav3.generator.job:": Surface(attributes=("NonFiniteLogits",)),
     "exllamav3.generator.job:Job": Surface(
         passes={
             "__init__": (

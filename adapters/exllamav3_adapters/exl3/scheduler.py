@@ -6,11 +6,13 @@ import asyncio
 import logging
 import queue
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from exllamav3.constants import PAGE_SIZE
+from exllamav3.generator.job import NonFiniteLogits
 
 from exllamav3_adapters.contract import EngineStats, Prefilled, StoredPrefix
 from exllamav3_adapters.errors import EngineDied, EngineError, EngineUnavailable
@@ -18,12 +20,13 @@ from exllamav3_adapters.exl3.aging_policy import AgingPolicy
 from exllamav3_adapters.exl3.checkpoint_cache import CheckpointCache
 from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
 from exllamav3_adapters.exl3.checkpoint_install import install_checkpoints
+from exllamav3_adapters.exl3.containment import Containment
 from exllamav3_adapters.exl3.forgetting import Forgetting
 from exllamav3_adapters.exl3.guarded_job import GuardedJob
 from exllamav3_adapters.exl3.page_chain import as_tensor
 from exllamav3_adapters.exl3.pins import PinnedPages
 from exllamav3_adapters.exl3.request import Request
-from exllamav3_adapters.exl3.results import events_of, failure_of, released_text
+from exllamav3_adapters.exl3.results import events_of, released_text
 from exllamav3_adapters.exl3.sampling import build_sampler
 
 log = logging.getLogger(__name__)
@@ -54,11 +57,13 @@ class Scheduler:
         keeps_frontiers: bool = False,
         eviction: CheckpointEviction | None = None,
         on_answered: Callable[[Request, bool], None] = lambda request, broken: None,
+        on_broken: Callable[[EngineDied], None] = lambda reason: None,
     ) -> None:
         """`make_aging` is given the generator; without it the stock order of eviction stays. `keeps_frontiers` and
         `eviction` are for hybrid models only: whether we keep checkpoints inside pages (`checkpoint_cache.py`), and in
         which order checkpoints go, None for the stock one. `on_answered` is told on the scheduler's thread of each
-        request whose answer has ended, before its reader is, and with True of one that its reader has left."""
+        request whose answer has ended, before its reader is, and with True of one that its reader has left.
+        `on_broken` is told there of a fault that ends the engine, once all that wait have been told."""
         self._make_generator = make_generator
         self._stop_token_ids = stop_token_ids
         self._max_rq_tokens = max_rq_tokens
@@ -67,6 +72,7 @@ class Scheduler:
         self._keeps_frontiers = keeps_frontiers
         self._eviction = eviction
         self._on_answered = on_answered
+        self._on_broken = on_broken
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._prefills: deque[Request] = deque()
         self._active: set[Request] = set()  # every request that has not ended, prefills included
@@ -117,6 +123,7 @@ class Scheduler:
                 loop.call_soon_threadsafe(settle, future.set_result, function())
             except Exception as error:
                 loop.call_soon_threadsafe(settle, future.set_exception, error)
+                self._containment.check(error)
 
         if not self._post(command):
             raise self._ended_error()
@@ -169,6 +176,7 @@ class Scheduler:
             pagetable = self._generator.pagetable
             self._pins = PinnedPages(pagetable, int(pagetable.max_pages * self._pin_max_fraction))
             self._forgetting = Forgetting(self._generator, self._aging)
+            self._containment = Containment(self._generator)
         except BaseException as error:
             self._start_error = error
             return
@@ -179,8 +187,9 @@ class Scheduler:
                 self._step()
         except Exception as error:
             # Anything that escapes a step leaves the generator in a state that nobody knows.
-            log.exception("the scheduler broke")
-            self._end_reason = EngineDied(f"the engine's scheduler broke ({type(error).__name__}: {error})")
+            self._end_reason = self._containment.end_reason(error)
+            places = "".join(traceback.format_tb(error.__traceback__))  # its text may quote a prompt
+            log.error("%s; %s at\n%s", self._end_reason.message, type(error).__name__, places)
         else:
             self._end_reason = EngineUnavailable("the engine is closed")
         self._end()
@@ -214,9 +223,11 @@ class Scheduler:
                 return
             self._enqueue(self._prefills.popleft())
         deliveries: list[Delivery] = []
-        for result in generator.iterate():
-            self._take_result(result, deliveries)
-        self._deliver(deliveries)
+        try:
+            for result in generator.iterate():
+                self._take_result(result, deliveries)
+        finally:
+            self._deliver(deliveries)  # also of a step that ends the engine: an answer may have ended in it
 
     def _take_result(self, result: dict[str, Any], deliveries: list[Delivery]) -> None:
         result.setdefault("identifier", result["job"].identifier)
@@ -226,7 +237,9 @@ class Scheduler:
         if result["stage"] == "error":
             self._counters["failed_jobs"] += 1
             log.warning("a job failed: %s", type(result["error"]).__name__)
-            deliveries.append((request, failure_of(result["error"])))
+            deliveries.append((request, self._containment.job_failure(result["error"])))
+            if isinstance(result["error"], NonFiniteLogits):
+                self._forgetting.forget(request.prompt.token_ids)  # else whoever shares a page with it fails as well
         else:
             events = events_of(result, self._names, self._pieces(request))
             if request.pin and events and isinstance(events[-1], Prefilled):
@@ -310,8 +323,9 @@ class Scheduler:
             job.pins = self._pins
             self._generator.enqueue(job)
         except Exception as error:
+            failure = self._containment.job_failure(error)
             self._active.discard(request)
-            self._deliver([(request, failure_of(error))])
+            self._deliver([(request, failure)])
             return
         request.job = job
 
@@ -383,6 +397,8 @@ class Scheduler:
         self._deliver([(request, self._ended_error()) for request in self._active])
         self._active.clear()
         self._prefills.clear()
+        if isinstance(self._end_reason, EngineDied):
+            self._on_broken(self._end_reason)
         generator = self._generator
         try:
             if isinstance(self._end_reason, EngineDied):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import torch
 from exl3_requests import answer, greedy, prompt
 from exllamav3 import Filter, Job
 from exllamav3.generator.sampler import Sampler
@@ -60,8 +64,6 @@ class BrokenFilter(Filter):  # type: ignore[misc]
         return self.all_allowed()
 
     def all_allowed(self) -> Any:
-        import torch
-
         return torch.full((1, self.vocab_size // 32), -1, dtype=torch.int32)
 
 
@@ -122,13 +124,166 @@ async def test_a_fault_of_the_scheduler_fails_all_that_wait_with_its_reason(load
             break
 
     def broken_iterate() -> Any:
-        raise RuntimeError("an illegal memory access")
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     generator.iterate = broken_iterate
     for stream in streams:
         with pytest.raises(EngineDied, match="an illegal memory access"):
             await answer(stream)
+    assert "an illegal memory access" in str(await engine.died())
     with pytest.raises(EngineUnavailable, match="an illegal memory access"):
         await answer(engine.generate(prompt(10), greedy()))
     with pytest.raises(EngineUnavailable):
         await engine.stats()
+
+
+# The device
+
+
+ILLEGAL_ACCESS = "CUDA error: an illegal memory access was encountered"
+NO_MEMORY = "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 23.65 GiB."
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+class LostDeviceSampler(BrokenSampler):
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        raise torch.AcceleratorError(ILLEGAL_ACCESS)
+
+
+async def test_a_prefill_that_runs_out_of_memory_fails_alone_and_says_what_to_lower(
+    load: Load, on_next_job: Any
+) -> None:
+    engine = await load(max_batch_size=3)
+    error = await fails_alone(
+        engine, on_next_job, lambda job: setattr(job, "prefill", raising(torch.OutOfMemoryError(NO_MEMORY)))
+    )
+    assert "(tried to allocate 512.00 MiB)" in error.message
+    assert "lower chunk_size (now 256), max_batch_size (now 3) or cache_size (now 4096)" in error.message
+
+
+async def test_what_it_had_allocated_is_free_once_its_reader_hears_of_it(load: Load, on_next_job: Any) -> None:
+    engine = await load()
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def run_out(*arguments: Any) -> None:
+        activations = torch.zeros(256)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError(NO_MEMORY)
+
+    on_next_job(lambda job: setattr(job, "prefill", run_out))
+    with pytest.raises(JobFailed):
+        await answer(engine.generate(prompt(300), greedy()))
+    assert [reference() for reference in held] == [None]
+
+
+async def test_a_launch_that_the_driver_refused_fails_alone(load: Load, on_next_job: Any) -> None:
+    refused = torch.AcceleratorError("CUDA error: invalid configuration argument")
+    error = await fails_alone(await load(), on_next_job, lambda job: setattr(job, "prefill", raising(refused)))
+    assert "invalid configuration argument" in error.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job: setattr(job, "prefill", raising(torch.AcceleratorError(ILLEGAL_ACCESS))),
+        lambda job: setattr(job, "allocate_pages", raising(RuntimeError(f"{ILLEGAL_ACCESS} (cache.cu:90)"))),
+        lambda job: job.set_sampler(LostDeviceSampler()),
+    ],
+    ids=["prefill", "pages", "sampling"],
+)
+async def test_a_device_that_failed_in_one_job_ends_the_engine(
+    load: Load, on_next_job: Any, change: Callable[[Job], None]
+) -> None:
+    engine = await load()
+    others = [engine.generate(prompt(40, seed=seed), greedy(2000)) for seed in range(2)]
+    await anext(others[0])
+    on_next_job(change)
+    for stream in (engine.generate(prompt(300), greedy()), *others):
+        with pytest.raises(EngineDied, match=f"the engine's device failed \\({ILLEGAL_ACCESS}"):
+            await answer(stream)
+    assert ILLEGAL_ACCESS in str(await engine.died())
+
+
+async def test_a_device_that_failed_in_a_command_ends_the_engine(load: Load) -> None:
+    engine = await load()
+    engine._scheduler._forgetting.forget = raising(RuntimeError(ILLEGAL_ACCESS))  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=ILLEGAL_ACCESS):
+        await engine.forget(prompt(300))
+    assert ILLEGAL_ACCESS in str(await engine.died())
+
+
+async def test_a_batch_that_runs_out_of_memory_ends_the_engine_and_says_what_to_lower(load: Load) -> None:
+    engine = await load()
+    stream = engine.generate(prompt(300), greedy(2000))
+    await anext(stream)
+    model = engine._scheduler._generator.model
+    model.forward = raising(torch.OutOfMemoryError(NO_MEMORY))
+    with pytest.raises(EngineDied, match=r"tried to allocate 512\.00 MiB.* lower chunk_size"):
+        await answer(stream)
+
+
+async def test_output_that_is_not_finite_fails_its_job_and_what_it_came_from_leaves_the_cache(load: Load) -> None:
+    engine = await load()
+    expected, _ = await answer(engine.generate(prompt(600), greedy()))
+    layer = next(iter(engine._scheduler._generator.cache.layers.values()))
+    await engine._scheduler.call(lambda: layer.k.fill_(float("nan")))
+    with pytest.raises(JobFailed, match="not finite") as caught:
+        await answer(engine.generate(prompt(600), greedy()))
+    assert "Request" not in caught.value.message
+    text, finished = await answer(engine.generate(prompt(600), greedy()))
+    assert (text, finished.cached_tokens) == (expected, 0)
+
+
+async def test_an_answer_that_ended_in_the_step_that_broke_has_its_end(load: Load, on_next_job: Any) -> None:
+    engine = await load()
+    held = asyncio.create_task(engine._scheduler.call(lambda: time.sleep(0.2)))
+    await asyncio.sleep(0.05)
+    ended = engine.generate(prompt(40, seed=1), greedy(1))
+    broken = engine.generate(prompt(40, seed=2), greedy(8))
+    jobs = iter([lambda job: None, lambda job: job.set_sampler(LostDeviceSampler())])
+
+    def change(job: Job) -> None:
+        next(jobs)(job)
+        on_next_job(change)
+
+    on_next_job(change)
+    await held
+    async with asyncio.timeout(5):
+        assert (await answer(ended))[1].completion_tokens == 1
+        with pytest.raises(EngineDied):
+            await answer(broken)
+
+
+async def test_of_a_fault_that_nobody_knows_only_its_place_is_told(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await load()
+    engine._scheduler._generator.iterate = raising(KeyError("a word of the prompt"))
+    with (
+        caplog.at_level(logging.DEBUG),
+        pytest.raises(EngineDied, match=r"KeyError in .*fail, test_faults.py") as caught,
+    ):
+        await answer(engine.generate(prompt(40), greedy()))
+    assert "a word of the prompt" not in caught.value.message + caplog.text
+
+
+async def test_a_fault_of_an_idle_engine_is_noticed(load: Load) -> None:
+    engine = await load()
+    generator = engine._scheduler._generator
+    generator.has_idle_work, generator.idle_work = lambda: True, raising(OSError("no space left on device"))
+    await engine.stats()
+    async with asyncio.timeout(5):
+        assert "OSError" in str(await engine.died())
+
+
+async def test_a_closed_engine_did_not_die(load: Load) -> None:
+    engine = await load()
+    died = asyncio.create_task(engine.died())
+    await engine.close()
+    assert await died is None
