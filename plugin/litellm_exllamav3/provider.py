@@ -343,5 +343,14 @@ def _publish(key: str, card: Mapping[str, Any]) -> None:
         logger.warning("model %s: LiteLLM's model lists do not tell of it: %s", key, type(error).__name__)
 
 
+def _keep_to_local_tokenizers() -> None:
+    """LiteLLM counts the tokens of each stream that begins, for a price, and downloads a tokenizer for whatever is named
+    like Llama 2 or 3, on the loop: where there is no internet the proxy answers nobody for the 23 s of its retries. What
+    the operator sets in `litellm_settings` stays."""
+    if litellm.disable_hf_tokenizer_download is None:
+        litellm.disable_hf_tokenizer_download = True
+
+
 handler = Exllamav3Provider()
+_keep_to_local_tokenizers()
 start_in_proxy(sys.modules.get("litellm.proxy.proxy_server"), _publish)

@@ -110,6 +110,11 @@ async def test_a_library_call_is_answered() -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
+@pytest.mark.parametrize("key", ["llama-3.1-8b", "Llama-2-7B"])
+def test_a_models_name_makes_litellm_download_no_tokenizer(key: str) -> None:
+    assert litellm.utils.select_tokenizer(model=f"exllamav3/{key}")["type"] == "openai_tokenizer"
+
+
 async def test_litellm_lets_every_sampling_parameter_through(loader: LoadFake) -> None:
     named: dict[str, Any] = {
         "min_tokens": 1,
