@@ -344,9 +344,9 @@ def _publish(key: str, card: Mapping[str, Any]) -> None:
 
 
 def _keep_to_local_tokenizers() -> None:
-    """LiteLLM counts the tokens of each stream that begins, for a price, and downloads a tokenizer for whatever is named
-    like Llama 2 or 3, on the loop: where there is no internet the proxy answers nobody for the 23 s of its retries. What
-    the operator sets in `litellm_settings` stays."""
+    """LiteLLM counts the tokens of each stream that begins, for a price, and downloads a tokenizer for whatever is
+    named like Llama 2 or 3, on the loop: where there is no internet the proxy answers nobody for the 23 s of its
+    retries. What the operator sets in `litellm_settings` stays."""
     if litellm.disable_hf_tokenizer_download is None:
         litellm.disable_hf_tokenizer_download = True
 
