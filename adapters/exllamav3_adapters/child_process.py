@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -75,19 +76,23 @@ class ChildProcess:
     async def wait(self) -> str:
         """Waits for the process to end; how it did, for the end of a sentence."""
         status = await self._process.wait()
+        self._end_group()
         # What it wrote last says why; a grandchild that holds the pipe open must not hold us up.
         await asyncio.wait([self._log], timeout=0.2)
         return _how_it_ended(status)
 
     def kill(self) -> None:
         """Nothing happens to one that has ended."""
-        if self._process.returncode is not None:
-            return
-        try:
-            # Not `Process.kill`: it polls first, and so takes the exit status away from asyncio's watcher.
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        if self._process.returncode is None:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        """It leads a group: what it started itself, a compiler or the processes of a tensor parallel model, ends too.
+
+        Not `Process.kill`: it polls first, and so takes the exit status away from asyncio's watcher.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _forward_log(self) -> None:
         assert self._process.stderr is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -24,7 +25,7 @@ import msgspec
 
 from exllamav3_adapters import wire
 from exllamav3_adapters.connection import Connection, ConnectionBroken
-from exllamav3_adapters.contract import Engine, EventStream, LoadProgress
+from exllamav3_adapters.contract import Engine, EventStream, LoadProgress, Mortal
 from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import EngineError, InvalidRequest, LoadFailed
 from exllamav3_adapters.event_stream import Event
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 """Of the lines on stderr, which `hosted.py` reads."""
 _CLOSE_SECONDS = 5.0
-"""For the engine to close in once the parent has gone."""
+"""For the engine to close in once the parent has gone, or once it is broken."""
+_BROKEN_EXIT_STATUS = 70
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,6 +50,7 @@ class EngineHost:
         self._connection = connection
         self._loading: asyncio.Task[None] | None = None
         self._loaded: Engine | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._running: dict[int, asyncio.Task[None]] = {}
         self._unsent: list[tuple[int, int, msgspec.Raw]] = []
 
@@ -81,6 +84,21 @@ class EngineHost:
             self._connection.send(wire.NotLoaded(wire.pack_error(self._as_load_failure(error))))
         else:
             self._connection.send(wire.Loaded(self._loaded.info))
+            if isinstance(self._loaded, Mortal):
+                self._watching = asyncio.create_task(self._watch(self._loaded))
+
+    async def _watch(self, engine: Mortal) -> None:
+        """Ends the process of an engine that broke. What it can still write, the credit of its pages, is written."""
+        died = await engine.died()
+        if died is None:
+            return
+        self._flush()
+        self._connection.send(wire.Died(wire.pack_error(died)))
+        threading.Timer(_CLOSE_SECONDS, os._exit, args=(_BROKEN_EXIT_STATUS,)).start()
+        with contextlib.suppress(Exception):  # a broken device may fail its own end too
+            await self._engine.close()
+        await self._connection.aclose()
+        os._exit(_BROKEN_EXIT_STATUS)
 
     def _report(self, progress: LoadProgress) -> None:
         self._connection.send(wire.Loading(progress))

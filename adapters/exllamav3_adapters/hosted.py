@@ -48,8 +48,9 @@ _CLOSE_SECONDS = 10.0
 class HostedEngine:
     """A `contract.Engine` whose calls are answered by a child process.
 
-    It does not restart: when the process ends unasked, all that waits raises `EngineDied` with the reason, so does
-    every later call, and `died` returns; whoever supervises it then loads another. A process that lives on but does
+    It does not restart: when the process ends unasked, or says that its engine broke and that it will end, all that
+    waits raises `EngineDied` with the reason, so does every later call, and `died` returns; whoever supervises it then
+    closes it and loads another. A process that lives on but does
     not answer (native code that hangs) is killed, and has died in the same way. Works on asyncio's and uvloop's
     loops. Cancelling the task that awaits a call, or closing a stream, cancels the work in the child.
     """
@@ -104,7 +105,7 @@ class HostedEngine:
         return self._child.pid
 
     async def died(self) -> EngineDied | None:
-        """Waits for the process to end. Returns why it did, or None where it was closed. For any number of tasks."""
+        """As `contract.Mortal`."""
         return await asyncio.shield(self._ended)
 
     async def render(self, chat: Chat) -> Prompt:
@@ -199,11 +200,18 @@ class HostedEngine:
         self._child.kill()
         # A process that hangs inside a driver may outlive even that; nobody waits for it.
         reason = f"had not answered for {self._silent_seconds:g} s and was killed" if silent else await ending
-        died = None if self._unavailable else EngineDied(f"the engine's process {reason}; try again once it is back")
+        self._end(EngineDied(f"the engine's process {reason}; try again once it is back"))
+        await self._child.connection.aclose()
+
+    def _end(self, died: EngineDied) -> None:
+        """All that waits fails, and whoever asks from here on. What the engine said of its end counts before how its
+        process ended."""
+        if self._ended.done():
+            return
+        was_closed = self._unavailable is not None
         self._unavailable = self._unavailable or died
         self._fail_all()
-        self._ended.set_result(died)
-        await self._child.connection.aclose()
+        self._ended.set_result(None if was_closed else died)
 
     async def _receive(self) -> None:
         try:
@@ -249,6 +257,8 @@ class HostedEngine:
                     answer.set_result(value)
             case wire.Failure(id=request_id, error=error):
                 self._fail(request_id, wire.unpack_error(error))
+            case wire.Died(error=error):
+                self._end(EngineDied(wire.unpack_error(error).message))
 
     def _fail(self, request_id: int, error: EngineError) -> None:
         if (stream := self._streams.pop(request_id, None)) is not None:

@@ -123,6 +123,12 @@ class NotLoaded(_Message, frozen=True):
     error: WireError
 
 
+class Died(_Message, frozen=True):
+    """The loaded engine broke. The child ends now: a device that failed stays so until its process has ended."""
+
+    error: WireError
+
+
 class Reply(_Message, frozen=True):
     """`value` is what the call of the contract returns."""
 
@@ -150,7 +156,7 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
     attributes: dict[str, Any]
 
 
-ToParent: TypeAlias = Loading | Loaded | NotLoaded | Reply | Failure | Events
+ToParent: TypeAlias = Loading | Loaded | NotLoaded | Died | Reply | Failure | Events
 
 EVENTS: tuple[type[Event], ...] = (
     Started,
