@@ -38,8 +38,9 @@ STATS_SECONDS = 2.0
 class ServedModel:
     """All of it belongs to the loop that it is made on, and nothing here blocks that loop.
 
-    An engine that dies is replaced (`Backoff`), and so is one that crashes while it loads. `LoadFailed` is final:
-    it names a setting or a file that is wrong, and loading it again says the same again. With `lazy` nobody waits for
+    An engine that dies is replaced (`Backoff`), and so is one that crashes while it loads. `LoadFailed` is final in the
+    first load: it names a setting or a file that is wrong, and loading it again says the same again. Later it may as
+    well be memory that is not free yet, and counts as one more crash. With `lazy` nobody waits for
     an engine that is gone, so the next request loads it and not a timer.
     """
 
@@ -81,6 +82,7 @@ class ServedModel:
         self._progress: LoadProgress | None = None
         self._load_began = 0.0
         self._load_seconds = 0.0
+        """Of the last load that went well, 0 before that."""
         self._logged_progress_at = 0.0
         self._num_loads = 0
 
@@ -231,12 +233,13 @@ class ServedModel:
         """From one load to the engine's end. Returns why it ended."""
         try:
             engine = await self._load()
-        except LoadFailed as error:
-            return error
         except Exception as error:
+            if isinstance(error, LoadFailed) and not self._load_seconds:
+                return error
             logger.debug("model %s: the load ended", self.key, exc_info=True)
             reason = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-            fault = EngineDied(f"model '{self.key}' crashed while it loaded: {reason}")
+            what = "could not be loaded again" if isinstance(error, LoadFailed) else "crashed while it loaded"
+            fault = EngineDied(f"model '{self.key}' {what}: {reason}")
             self._fail_waiting(fault)
             return fault
         try:

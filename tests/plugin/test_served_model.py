@@ -140,6 +140,21 @@ async def test_a_load_that_crashes_fails_what_waits_at_once_and_is_tried_again(s
     assert loads.began == 2
 
 
+async def test_a_model_that_loaded_once_and_then_cannot_is_tried_again_and_then_stays_down(serve):
+    """Its memory may not be free yet; a setting that is wrong would have been wrong before."""
+    loads = Loads(None, LoadFailed("out of memory"), None, LoadFailed("model_dir: there is no folder /x"))
+    model = serve(loads)
+    with pytest.raises(EngineDied):
+        await ask(model, CRASH)
+    with pytest.raises(EngineDied, match="could not be loaded again: out of memory"):
+        await ask(model, "hello")
+    assert await ask(model, "say: back") == "back"
+    with pytest.raises(EngineDied):
+        await ask(model, CRASH)
+    await until(lambda: model.state == "failed")
+    assert (loads.began, "died 3 times" in model.reason) == (3, True)
+
+
 async def test_a_lazy_model_whose_load_crashed_is_loaded_again_by_the_next_request_only(serve):
     loads = Loads(OSError("no file descriptors"))
     model = serve(loads, lazy=True)
