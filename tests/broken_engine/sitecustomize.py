@@ -51,7 +51,7 @@ def change(generator_class: Any) -> None:
             case "iterate":
                 raise RuntimeError(rest)
             case "prefill":
-                for job in [*self.pending_jobs, *self.active_jobs][:1]:
+                for job in [*self.pending_jobs, *self.active_jobs][-1:]:
                     job.prefill = raising(RuntimeError(rest))
             case "sleep":
                 time.sleep(float(rest))
