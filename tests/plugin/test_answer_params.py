@@ -207,6 +207,8 @@ def test_a_pydantic_model_of_a_library_call_is_its_schema() -> None:
         ({"guided_choice": []}, "guided_choice", "at least one"),
         ({"guided_choice": ["a", ""]}, "guided_choice", "none of them empty"),
         ({"guided_choice": ["a"] * 1001}, "guided_choice", "at most 1000"),
+        ({"grammar": "start: " + "a" * 300_000}, "grammar", "at most 262144 characters"),
+        ({"json_schema": {"enum": ["a" * 300_000]}}, "json_schema", "at most 262144 characters"),
         ({"regex": "a", "grammar": "start: X"}, "grammar", "regex and grammar both constrain the output"),
     ],
 )

@@ -95,6 +95,8 @@ class Exl3Engine:
         self._tokenizer = AnswerTokenizer(loaded.tokenizer, form.tags)
         self._filters = AnswerFilters(self._tokenizer, form.reasoning, self._tokenizer.get_id_to_piece_list(True))
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-render")
+        # Apart from rendering: a client's grammar can take seconds to compile, and no other request waits for it.
+        self._prepare_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exllamav3-prepare")
         self._render_seconds = render_seconds
         self._vocab_size = int(loaded.model.config.vocab_size)
         self._closed = False
@@ -183,7 +185,8 @@ class Exl3Engine:
 
     async def close(self) -> None:
         self._closed = True
-        self._render_thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._render_thread, self._prepare_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
         await self._scheduler.close()
         if not self._ended.done():
             self._ended.set_result(None)
@@ -197,7 +200,7 @@ class Exl3Engine:
         if not self._filters.are_needed(params) and not scans_vocabulary(params):
             self._scheduler.submit(request)
         else:
-            self._render_thread.submit(self._prepare_and_submit, request)
+            self._prepare_thread.submit(self._prepare_and_submit, request)
         return request.stream
 
     def _make_aging(self, settings: EngineSettings) -> Callable[[Any], AgingPolicy]:
@@ -251,6 +254,8 @@ class Exl3Engine:
 
     def _prepare_and_submit(self, request: Request) -> None:
         """What takes long enough to hold up a batch."""
+        if request.stream.complete:
+            return  # its reader has left while others were prepared
         try:
             request.filters = self._filters.build(request.params, opens_reasoning=request.prompt.opens_reasoning)
             request.sampler = build_sampler(request.params, self._tokenizer)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -332,3 +333,14 @@ async def test_a_grammar_that_is_too_complex_is_the_requests_fault(engine: Exl3E
     with pytest.raises(InvalidRequest, match=r"too many expressions[^<]*simplify it") as caught:
         await ask(engine, chat=ChatAnswer(reasoning=False), grammar=grammar, max_tokens=5)
     assert caught.value.param == "response_format"
+
+
+async def test_a_grammar_that_takes_long_to_compile_holds_up_no_other_request(engine: Exl3Engine) -> None:
+    words = " | ".join(f'"w{number}"' for number in range(30_000))
+    grammar = Grammar(kind="lark", source=f"start: {words}")
+    long = asyncio.create_task(ask(engine, chat=ChatAnswer(reasoning=False), grammar=grammar, max_tokens=5))
+    await asyncio.sleep(0.2)
+    assert (await ask(engine, seed=1, max_tokens=2)).reason == "length"
+    assert not long.done()
+    with pytest.raises(InvalidRequest, match="simplify it"):
+        await long
