@@ -8,6 +8,7 @@ partial page itself is an entry of the system-memory tier under that key, whose 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +22,12 @@ from exllamav3.generator.pagetable import is_content_hash, tensor_hash_checksum
 
 from exllamav3_adapters.exl3.checkpoint_eviction import CheckpointEviction
 from exllamav3_adapters.exl3.checkpoint_places import CheckpointPlaces
+from exllamav3_adapters.exl3.device_faults import Reach, device_fault, release_memory
 from exllamav3_adapters.exl3.frontier_index import Frontier, FrontierIndex
 from exllamav3_adapters.exl3.page_chain import as_tensor
 from exllamav3_adapters.exl3.page_chain import page_hashes as hashes_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,22 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
     num_tokens_replayed: int
     """Tokens whose keys and values were there, and that were computed again for want of a checkpoint."""
     num_forgotten: int
+    num_without_memory: int
+    is_tensor_parallel: bool
     _tier: Any
     _target: Frontier | None
     _places: CheckpointPlaces
 
-    def adopt(self, tier: Any, *, keeps_frontiers: bool, eviction: CheckpointEviction | None) -> None:
+    def adopt(
+        self,
+        tier: Any,
+        *,
+        keeps_frontiers: bool,
+        eviction: CheckpointEviction | None,
+        is_tensor_parallel: bool = False,
+    ) -> None:
+        self.is_tensor_parallel = is_tensor_parallel
+        self.num_without_memory = 0
         self.keeps_frontiers = keeps_frontiers
         self.frontiers = FrontierIndex()
         self.eviction = eviction
@@ -249,6 +264,7 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
             "checkpoint_evictions_room": self.metrics["stash_evictions"] - stranded,
             "checkpoint_evictions_stranded": stranded + self.metrics["stash_pruned"],
             "checkpoint_evictions_forgotten": self.num_forgotten,
+            "checkpoints_without_memory": self.num_without_memory,
             **(self.eviction.counters() if self.eviction is not None else {}),
         }
 
@@ -272,8 +288,23 @@ class CheckpointCache(RecurrentCache):  # type: ignore[misc]
             self._insert(key, None, persist, state)
 
     def _insert(self, key: bytes, stashed: Any, persist: bool, state: Any = None) -> None:
-        super()._insert(key, stashed, persist, state)
+        try:
+            super()._insert(key, stashed, persist, state)
+        except Exception as error:
+            self._go_without(error)
         self._drop_left_partials()
+
+    def _go_without(self, error: Exception) -> None:
+        """A checkpoint that memory has no room for is none: the state is copied first and entered then.
+
+        Raises `error` again where it is another one, and where parts of the copy are in other processes."""
+        fault = device_fault(error, tensor_parallel=self.is_tensor_parallel)
+        if fault is None or fault.reach is not Reach.MEMORY:
+            raise error
+        release_memory(error)
+        self.num_without_memory += 1
+        if self.num_without_memory == 1:
+            log.warning("no memory for a checkpoint (%s); lower memory.sysmem_recurrent_cache", fault.reason)
 
     def _drop_left_partials(self) -> None:
         """A partial page is of no use without the state after it."""

@@ -31,7 +31,12 @@ def install_checkpoints(
         _check(cache, _EVICTION_EXPECTS, "recurrent_eviction")
         _check_choice()
     cache.__class__ = CheckpointCache
-    cache.adopt(generator.cpu_page_cache, keeps_frontiers=keeps_frontiers, eviction=eviction)
+    cache.adopt(
+        generator.cpu_page_cache,
+        keeps_frontiers=keeps_frontiers,
+        eviction=eviction,
+        is_tensor_parallel=bool(getattr(generator.model, "loaded_tp", False)),
+    )
     if cache.reaches_into_pages:
         _claim_for_targets(generator.pagetable, cache)
     return cache

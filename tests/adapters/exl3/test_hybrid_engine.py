@@ -17,9 +17,10 @@ from exllamav3_adapters.cpu.install import install
 
 install()
 
+import torch
 from exl3_requests import answer, greedy, prompt
 from exllamav3 import Generator
-from exllamav3.cache.recurrent import RecurrentCache
+from exllamav3.cache.recurrent import PairedState, RecurrentCache
 from tiny_model import write_tiny_hybrid
 
 from exllamav3_adapters.contract import Prefilled, Prompt
@@ -102,6 +103,24 @@ async def test_regenerating_an_answer_computes_one_token_of_the_prompt(load_hybr
     counters = (await engine.stats()).counters
     assert counters["checkpoint_hits_frontier"] == 1
     assert counters["tokens_resumed"] == 699
+
+
+async def test_a_checkpoint_that_memory_has_no_room_for_fails_nobody(
+    load_hybrid: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await load_hybrid()
+    expected, _ = await answer(engine.generate(prompt(700), greedy(20)))
+
+    def run_out(state: PairedState) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+
+    monkeypatch.setattr(PairedState, "stash", run_out)
+    await engine.forget(prompt(700))
+    text, finished = await answer(engine.generate(prompt(700), greedy(20)))
+    assert (text, finished.cached_tokens) == (expected, 0)
+    counters = (await engine.stats()).counters
+    assert counters["checkpoints"] == 0
+    assert counters["checkpoints_without_memory"] > 0
 
 
 async def test_new_conversations_compute_only_what_follows_the_head(load_hybrid: Load) -> None:
