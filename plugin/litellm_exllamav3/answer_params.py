@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from exllamav3_adapters.contract import Chat, ChatAnswer, GenerationParams, Grammar
 from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.copies import MOST_COPIES
 from litellm_exllamav3.json_values import boolean, one_of, whole_number
 from litellm_exllamav3.output_grammar import CONSTRAINTS, constraint_name, read_grammar
 from litellm_exllamav3.reasoning_params import BUDGETS, SWITCHES, read_reasoning
 from litellm_exllamav3.tool_choice import read_tool_use
 
 MOST_TOP_LOGPROBS: Final = 20
-_MOST_COPIES: Final = 2**31 - 1
 _VERBOSITIES: Final = ("low", "medium", "high")
 
 ANSWER_KEYS: Final = (
@@ -103,8 +103,8 @@ def _read_logprobs(params: Mapping[str, Any]) -> int | None:
 
 
 def _read_num_choices(params: Mapping[str, Any]) -> int:
-    num_choices = whole_number("n", params.get("n", 1), low=1, high=_MOST_COPIES)
-    best_of = whole_number("best_of", params.get("best_of", num_choices), low=1, high=_MOST_COPIES)
+    num_choices = whole_number("n", params.get("n", 1), low=1, high=MOST_COPIES)
+    best_of = whole_number("best_of", params.get("best_of", num_choices), low=1, high=MOST_COPIES)
     if best_of not in (1, num_choices):
         raise InvalidRequest("best_of must be 1 or equal to n; answers are not ranked here.", "best_of")
     return num_choices

@@ -7,7 +7,21 @@ from typing import Final
 from exllamav3_adapters.contract import EngineInfo, Finished, PrefillProgress, Reasoning, Text, ToolCallStart
 from exllamav3_adapters.errors import InvalidRequest
 
+MOST_COPIES: Final = 1024
+"""Of one prompt, by any model. Places for the answers are kept before the model's own limit can be known."""
+MOST_CHOICES: Final = 2**16
+"""Of all prompts of a request."""
 _INT64: Final = 2**63
+
+
+def refuse_too_many(num_prompts: int, num_copies: int) -> None:
+    """Raises `InvalidRequest` for more answers than there can be places for."""
+    if num_prompts * num_copies > MOST_CHOICES:
+        raise InvalidRequest(
+            f"prompt holds {num_prompts} prompts, of which n asks for {num_copies} answers each; "
+            f"at most {MOST_CHOICES} answers can be asked for at once.",
+            "prompt",
+        )
 
 
 def refuse_past_the_batch(num_choices: int, info: EngineInfo) -> None:

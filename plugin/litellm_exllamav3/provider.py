@@ -35,6 +35,7 @@ from litellm_exllamav3.answer_message import WholeAnswer
 from litellm_exllamav3.answer_params import read_answer_params
 from litellm_exllamav3.chat_call import ChatCall
 from litellm_exllamav3.chat_request import read_chat
+from litellm_exllamav3.copies import refuse_too_many
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
 from litellm_exllamav3.gateway_checks import PROVIDER
 from litellm_exllamav3.lost_fields import with_lost_fields
@@ -243,9 +244,11 @@ def _text_call(model: str, request: Mapping[str, Any]) -> TextCall:
     params = _params(request)
     drop = _drops_params(request)
     text = read_text_params(params, drop_unsupported=drop)
+    prompts = find_prompts(request["messages"])
+    refuse_too_many(len(prompts), text.num_choices)
     return TextCall(
         model=served,
-        prompts=find_prompts(request["messages"]),
+        prompts=prompts,
         params=text.of_generation(
             generation_params(sampling_params(params), defaults=_sampling_defaults(model), drop_unsupported=drop)
         ),

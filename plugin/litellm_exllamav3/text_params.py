@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from exllamav3_adapters.contract import GenerationParams, Grammar
 from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.copies import MOST_COPIES
 from litellm_exllamav3.json_values import boolean, whole_number
 from litellm_exllamav3.output_grammar import CONSTRAINTS, read_grammar
 from litellm_exllamav3.request_params import READ_ELSEWHERE
 
 MOST_LOGPROBS: Final = 5
-_MOST_COPIES: Final = 2**31 - 1
 _STARTS: Final = ("add_special_tokens", "add_bos_token")
 """vLLM's and TabbyAPI's name for one thing."""
 _OWN: Final = frozenset({*CONSTRAINTS, *_STARTS, "n", "best_of", "logprobs"})
@@ -41,8 +41,8 @@ def read_text_params(params: Mapping[str, Any], *, drop_unsupported: bool = Fals
     for name in () if drop_unsupported else params:
         if name in READ_ELSEWHERE and name not in _OWN:
             raise InvalidRequest(f"{name} is for chats, and this is plain text: use /v1/chat/completions.", name)
-    num_choices = whole_number("n", params.get("n", 1), low=1, high=_MOST_COPIES)
-    best_of = whole_number("best_of", params.get("best_of", num_choices), low=1, high=_MOST_COPIES)
+    num_choices = whole_number("n", params.get("n", 1), low=1, high=MOST_COPIES)
+    best_of = whole_number("best_of", params.get("best_of", num_choices), low=1, high=MOST_COPIES)
     if best_of not in (1, num_choices):
         raise InvalidRequest("best_of must be 1 or equal to n; answers are not ranked here.", "best_of")
     logprobs = params.get("logprobs")

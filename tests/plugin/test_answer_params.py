@@ -335,6 +335,8 @@ def test_probabilities_are_given_where_they_were_asked_for(params: dict[str, Any
         ({"n": 0}, "n"),
         ({"n": True}, "n"),
         ({"n": 10**400}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"n": 1, "best_of": 10**9}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"best_of": 2}, "best_of"),
     ],

@@ -374,3 +374,9 @@ async def test_without_a_config_a_library_call_says_what_is_missing(monkeypatch:
     error = await refused()
     assert isinstance(error, litellm.ServiceUnavailableError)
     assert running_gateway.CONFIG_VARIABLE in str(error)
+
+
+@pytest.mark.usefixtures("loader")
+async def test_more_answers_than_there_are_places_for_are_refused_before_any_is_kept() -> None:
+    with pytest.raises(litellm.BadRequestError, match="at most 65536 answers"):
+        await litellm.atext_completion(model="exllamav3/tiny", prompt=["a"] * 100, n=1000)

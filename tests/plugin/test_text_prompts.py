@@ -104,6 +104,7 @@ def test_the_parameters_are_read() -> None:
         ({"logprobs": 6}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"n": 0}, "n"),
+        ({"n": 10**9}, "n"),
         ({"add_bos_token": "yes"}, "add_bos_token"),
     ],
 )
