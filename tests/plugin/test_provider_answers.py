@@ -92,6 +92,12 @@ async def test_calls_are_streamed_name_first_and_arguments_in_pieces() -> None:
     assert finish_reasons(chunks) == {0: "tool_calls"}
 
 
+async def test_a_call_that_a_stop_string_cuts_is_none_to_carry_out() -> None:
+    (choice,) = (await ask(TWO_CALLS.replace("1", '"}1}"'), tools=[ADD, LOOK], stop="1}")).choices
+    assert choice.finish_reason == "length"
+    assert [call.function.arguments for call in choice.message.tool_calls] == ['{"a": "}']
+
+
 async def test_without_tools_what_looks_like_a_call_is_text() -> None:
     assert (await ask(TWO_CALLS)).choices[0].message.content == TWO_CALLS
 
