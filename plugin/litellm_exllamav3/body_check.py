@@ -16,6 +16,8 @@ from litellm_exllamav3.request_shapes import refuse_misshapen
 
 _PART_TYPES: Final = frozenset({"text", *OTHER_MEDIA})
 _ANTHROPIC_CHOICES: Final = ("auto", "any", "tool", "none")
+_DROPPED_BLOCKS: Final = {"document": "documents", "container_upload": "files"}
+"""What LiteLLM leaves out of a message without a word, so that the model would answer as if it were not there."""
 _TIMEOUTS: Final = ("timeout", "stream_timeout", "request_timeout")
 """LiteLLM has put its headers' values into the body by now."""
 
@@ -33,6 +35,8 @@ def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
             _refuse_unknown_kinds(message, f"messages[{index}]")
     elif call_type == "anthropic_messages":
         _refuse_unknown_choice(body.get("tool_choice"))
+        for index, message in enumerate(body["messages"]):
+            _refuse_dropped_blocks(message.get("content"), f"messages[{index}].content")
 
 
 def _refuse_no_timeout(seconds: Any, name: str) -> None:
@@ -60,3 +64,15 @@ def _refuse_unknown_kinds(message: Mapping[str, Any], where: str) -> None:
         if not isinstance(part, dict) or part.get("type") not in _PART_TYPES:
             place = f"{where}.content[{index}].type"
             raise InvalidRequest(f"{place} must be 'text'; this model reads nothing else.", place)
+
+
+def _refuse_dropped_blocks(content: Any, where: str) -> None:
+    for index, block in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(block, Mapping):
+            continue
+        media = _DROPPED_BLOCKS.get(str(block.get("type")))
+        if media is not None:
+            place = f"{where}[{index}]"
+            raise InvalidRequest(f"{place}: this model reads text only, not {media}; remove the block.", place)
+        if block.get("type") == "tool_result":
+            _refuse_dropped_blocks(block.get("content"), f"{where}[{index}].content")

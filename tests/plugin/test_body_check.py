@@ -12,6 +12,8 @@ from exllamav3_adapters.errors import InvalidRequest
 from litellm_exllamav3.body_check import refuse_malformed
 
 USER = {"role": "user", "content": "hi"}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+READ = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [DOCUMENT]}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 TOOL_USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
 
@@ -59,6 +61,16 @@ def test_a_good_body_passes(call_type: str, body: dict[str, Any]) -> None:
         ("acompletion", {"messages": [USER], "timeout": -1}, "timeout"),
         ("acompletion", {"messages": [USER], "timeout": -(10**400)}, "timeout"),
         ("anthropic_messages", {"messages": [USER], "timeout": math.nan}, "timeout"),
+        (
+            "anthropic_messages",
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, DOCUMENT]}]},
+            "messages[0].content[1]",
+        ),
+        (
+            "anthropic_messages",
+            {"max_tokens": 5, "messages": [USER, TOOL_USE, READ]},
+            "messages[2].content[0].content[0]",
+        ),
         ("aresponses", {"input": "hi", "stream_timeout": math.inf}, "stream_timeout"),
         ("acompletion", {"messages": [USER], "custom_llm_provider": "openai"}, "custom_llm_provider"),
         ("anthropic_messages", {"messages": [USER], "max_tokens": 5, "thinking": "on"}, "thinking"),
