@@ -127,7 +127,15 @@ def _tools(tools: Any) -> Sequence[Tool]:
                 "tools that a provider runs itself do not exist here.",
                 f"tools[{i}]",
             )
+        _check_parameters(function.get("parameters"), f"tools[{i}].function.parameters")
     return [{"type": "function", "function": plain_function(tool["function"])} for tool in tools]
+
+
+def _check_parameters(parameters: Any, where: str) -> None:
+    """Whatever else they are, a call's arguments are an object: clients read them as one."""
+    kinds = parameters.get("type") if isinstance(parameters, Mapping) else None
+    if kinds is not None and kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise InvalidRequest(f"{where}.type must be 'object'.", f"{where}.type")
 
 
 def _template_variables(variables: Any) -> Mapping[str, Any]:

@@ -109,3 +109,14 @@ def test_a_malformed_tool_is_refused(tools: Any) -> None:
 @pytest.mark.parametrize("variables", [[], {"messages": []}, {"tools": []}])
 def test_template_variables_do_not_replace_the_chat(variables: Any) -> None:
     assert str(refused([USER], chat_template_kwargs=variables).param).startswith("chat_template_kwargs")
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", "strin", 5, ["string", "null"]])
+def test_a_tool_whose_arguments_would_be_no_object_is_refused(kind: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}
+    assert refused([USER], tools=[tool]).param == "tools[0].function.parameters.type"
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": None}, {"type": "object"}, {"type": ["object", "null"]}])
+def test_a_tool_may_leave_open_what_it_takes(parameters: Any) -> None:
+    read_chat([USER], {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]})
