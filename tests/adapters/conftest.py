@@ -1,6 +1,7 @@
 """The engines that the conformance suite runs over."""
 
 import importlib.util
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -12,10 +13,19 @@ from exllamav3_adapters.engine_settings import EngineSettings, MemoryOptions, Mo
 from exllamav3_adapters.hosted import HostedEngine
 from exllamav3_adapters.registry import find_engine
 
+MODEL_VARIABLE = "EXLLAMAV3_CONFORMANCE_MODEL"
+"""Names a model folder instead of the demo model. Without one no card is asked to load anything."""
+
 # Small, so that a few pages of prompt put the cache under pressure; slow enough to meet a fake at work.
 SETTINGS = EngineSettings(
     model_key="conformance",
-    model=ModelOptions(model_dir="demo", max_seq_len=1280, cache_size=1536, chunk_size=256, max_batch_size=4),
+    model=ModelOptions(
+        model_dir=os.environ.get(MODEL_VARIABLE, "demo"),
+        max_seq_len=1280,
+        cache_size=1536,
+        chunk_size=256,
+        max_batch_size=4,
+    ),
 )
 CAPTURING = replace(
     SETTINGS, memory=MemoryOptions(aging_lfu=True, aging_capture_prefixes=True, aging_prefix_min_tokens=256)
@@ -50,11 +60,27 @@ def _cpu(hosted: bool) -> object:
     )
 
 
+def _cuda(hosted: bool) -> object:
+    return pytest.param(
+        EngineUnderTest("cuda", hosted),
+        id="cuda-hosted" if hosted else "cuda",
+        marks=[
+            pytest.mark.model,
+            pytest.mark.gpu,
+            pytest.mark.skipif(
+                MODEL_VARIABLE not in os.environ, reason="no EXL3 model to load on a card: make test-gpu names one"
+            ),
+        ],
+    )
+
+
 ENGINES = [
     pytest.param(EngineUnderTest("fake", hosted=False), id="fake"),
     pytest.param(EngineUnderTest("fake", hosted=True), id="fake-hosted"),
     _cpu(hosted=False),
     _cpu(hosted=True),
+    _cuda(hosted=False),
+    _cuda(hosted=True),
 ]
 
 

@@ -1,0 +1,1 @@
+"""One part of the check a file."""
