@@ -1,8 +1,9 @@
 """Takes a client's messages and tools into plain JSON values that a template can rely on, or refuses them.
 
 What comes out is a copy: keys with null values are dropped (templates take a key that is there as a key that is
-set), `content` is a string, a list of text parts or, beside tool calls, None; tool call arguments are an object, or
-a string where they are not JSON.
+set), `content` is a string, a list of parts or, beside tool calls, None; tool call arguments are an object, or
+a string where they are not JSON. A part is `{"type": "text", "text": ...}`, or an image, `{"type": "image", "data":
+...}`, until `chat_images.py` has put a text in its place.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ MAX_DEPTH = 64
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA_PARTS = ("image", "audio", "video", "file", "document")
+_IMAGE_ROLES = ("user", "tool", "function")
+_ARTICLES = {"system": "a system", "developer": "a developer", "assistant": "an assistant"}
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[PlainMessage]:
-    """Raises `InvalidRequest`, which names the message by its position."""
-    return [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+def plain_messages(messages: Sequence[Mapping[str, Any]], *, with_images: bool = False) -> list[PlainMessage]:
+    """`with_images`: the model reads images. Raises `InvalidRequest`, which names the message by its position."""
+    return [_plain_message(message, f"messages[{index}]", with_images) for index, message in enumerate(messages)]
 
 
 def plain_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -33,14 +36,14 @@ def plain_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_plain_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
-def text_of(content: str | Sequence[Mapping[str, str]] | None) -> str:
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
     """Plain content as one string. Parts are paragraphs of their own, as clients mean them."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part["text"] for part in content)
 
 
-def _plain_message(message: Mapping[str, Any], where: str) -> PlainMessage:
+def _plain_message(message: Mapping[str, Any], where: str, with_images: bool) -> PlainMessage:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object with role and content", "messages")
     role = message.get("role")
@@ -58,12 +61,14 @@ def _plain_message(message: Mapping[str, Any], where: str) -> PlainMessage:
         plain["tool_calls"] = _plain_tool_calls(calls, f"{where}.tool_calls")
     if role == "function":  # what OpenAI called a tool's result at first
         plain["role"] = "tool"
-    plain["content"] = _plain_content(message.get("content"), role, bool(calls), f"{where}.content")
+    plain["content"] = _plain_content(message.get("content"), role, bool(calls), f"{where}.content", with_images)
     _alias_reasoning(plain)
     return plain
 
 
-def _plain_content(content: Any, role: str, has_calls: bool, where: str) -> str | list[dict[str, str]] | None:
+def _plain_content(
+    content: Any, role: str, has_calls: bool, where: str, with_images: bool
+) -> str | list[dict[str, Any]] | None:
     if content is None:
         if role in ("system", "developer", "user"):
             raise InvalidRequest(f"{where} is missing; a {role} message needs text", "messages")
@@ -72,11 +77,11 @@ def _plain_content(content: Any, role: str, has_calls: bool, where: str) -> str 
         return content
     if not isinstance(content, (list, tuple)):
         raise InvalidRequest(f"{where} must be a string or a list of text parts", "messages")
-    parts = [_plain_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
+    parts = [_plain_part(part, role, f"{where}[{index}]", with_images) for index, part in enumerate(content)]
     return parts or ""
 
 
-def _plain_part(part: Any, where: str) -> dict[str, str]:
+def _plain_part(part: Any, role: str, where: str, with_images: bool) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -87,11 +92,26 @@ def _plain_part(part: Any, where: str) -> dict[str, str]:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string", "messages")
         return {"type": "text", "text": text}
+    if with_images and kind == "image":
+        return _plain_image(part, role, where)
     if any(medium in kind for medium in _MEDIA_PARTS):
-        raise InvalidRequest(f"{where} is of type {kind[:40]!r}, but this model takes text only; remove it", "messages")
+        takes = "text and images" if with_images else "text"
+        raise InvalidRequest(
+            f"{where} is of type {kind[:40]!r}, but this model takes {takes} only; remove it", "messages"
+        )
     raise InvalidRequest(
         f"{where} is of type {kind[:40]!r}, which is not known; this model takes text parts", "messages"
     )
+
+
+def _plain_image(part: Mapping[str, Any], role: str, where: str) -> dict[str, Any]:
+    if role not in _IMAGE_ROLES:
+        raise InvalidRequest(
+            f"{where} is an image in {_ARTICLES[role]} message; put it into a user's or a tool's", "messages"
+        )
+    if not isinstance(part.get("data"), bytes) or not part["data"]:
+        raise InvalidRequest(f"{where}.data must be the bytes of an image file", "messages")
+    return {"type": "image", "data": part["data"]}
 
 
 def _plain_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:

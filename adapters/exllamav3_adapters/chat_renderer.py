@@ -9,13 +9,21 @@ import os
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
 from operator import eq
 from typing import Any
 
 from exllamav3_adapters.answer_format.find_format import FormatOptions, find_format
+from exllamav3_adapters.chat_images import (
+    Images,
+    count_images,
+    encode_with_images,
+    prompt_images,
+    refuse_hidden_images,
+    with_aliases,
+)
 from exllamav3_adapters.chat_messages import PlainMessage, plain_json, plain_messages, plain_tools
 from exllamav3_adapters.chat_template import ChatTemplate
 from exllamav3_adapters.contract import Chat, Head, Prompt
@@ -44,6 +52,8 @@ class _PlainChat:
     messages: list[PlainMessage]
     tools: list[dict[str, Any]]
     variables: dict[str, Any]
+    num_images: int = 0
+    """Which are texts in its messages by now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,21 +111,23 @@ class ChatRenderer:
         """What the template takes that renders chats with or without tools."""
         return self._dialects[self._compiled(with_tools)]
 
-    def render(self, chat: Chat) -> Prompt:
+    def render(self, chat: Chat, images: Images | None = None) -> Prompt:
         """The chat in tokens, up to where the answer begins. Raises `InvalidRequest` where it cannot be rendered.
 
         `num_head_tokens` counts the tokens that it shares with the rendering of its own head, under its own
-        template variables.
+        template variables. `images` are all of the chat's, prepared; None: the model reads text only.
         """
-        plain = _plain_chat(chat)
+        plain = _plain_chat(chat, images)
         if not plain.messages:
             raise InvalidRequest("messages is empty; send at least one message", "messages")
         now = self._now()
         text = self._render(plain, now).text
-        token_ids = self._encode_prompt(text)
+        token_ids = self._encode_prompt(text, images or {})
+        found = prompt_images(token_ids, images or {})
+        refuse_hidden_images(plain.num_images, len(found))
         lead = plain.messages[: count_leading_systems(plain.messages)]
         try:
-            head = self._head(_PlainChat(messages=lead, tools=plain.tools, variables=plain.variables), now)
+            head = self._head(replace(plain, messages=lead), now)
         except InvalidRequest:
             # The template takes this chat, and not the head with a single user message.
             head = ()
@@ -123,6 +135,7 @@ class ChatRenderer:
             token_ids=token_ids,
             num_head_tokens=_count_shared(head, token_ids),
             opens_reasoning=self.answer_format.opens_reasoning(text),
+            images=found,
         )
 
     def render_head(self, head: Head) -> Prompt:
@@ -141,16 +154,22 @@ class ChatRenderer:
 
     def tokenize(self, text: str) -> Prompt:
         """Plain text as a prompt, special tokens recognised, nothing added. Raises `InvalidRequest` for no Unicode."""
-        return Prompt(token_ids=self._encode_prompt(text))
+        return Prompt(token_ids=self._encode_prompt(text, {}))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """As the tokenizer cuts the text, whatever was generated. Raises as `tokenize` does."""
         _check_unicode(text)
         return tuple(self._encode_text(text))
 
-    def _encode_prompt(self, text: str) -> tuple[int, ...]:
+    def _encode_prompt(self, text: str, images: Images) -> tuple[int, ...]:
         _check_unicode(text)
-        return self.conversations.encode(text, self._encode_text)
+
+        def encode(text: str) -> list[int]:
+            return encode_with_images(text, images, self._encode_text)
+
+        if any(image.depends_on_place for image in images.values()):
+            return tuple(encode(text))
+        return self.conversations.encode(text, encode)
 
     def _head(self, head: _PlainChat, now: datetime) -> tuple[int, ...]:
         key = _digest(head)
@@ -216,15 +235,17 @@ def _check_unicode(text: str) -> None:
         ) from None
 
 
-def _plain_chat(chat: Chat) -> _PlainChat:
+def _plain_chat(chat: Chat, images: Images | None = None) -> _PlainChat:
     taken = RESERVED_VARIABLES & chat.template_variables.keys()
     if taken:
         raise InvalidRequest(
             f"{', '.join(sorted(taken))} cannot be set as a template variable; remove it from chat_template_kwargs",
             "chat_template_kwargs",
         )
+    messages = plain_messages(chat.messages, with_images=images is not None)
     return _PlainChat(
-        messages=plain_messages(chat.messages),
+        messages=with_aliases(messages, images) if images else messages,
+        num_images=count_images(messages),
         tools=plain_tools(chat.tools),
         variables=plain_json(chat.template_variables, "chat_template_kwargs", "chat_template_kwargs"),
     )

@@ -14,7 +14,8 @@ from exllamav3_adapters.engine_settings import EngineSettings
 from exllamav3_adapters.errors import EngineDied
 
 Message: TypeAlias = Mapping[str, Any]
-"""One chat message in the OpenAI form."""
+"""One chat message in the OpenAI form. An image is a content part `{"type": "image", "data": ...}` of a user's message
+or a tool's result, with the bytes of its file."""
 Tool: TypeAlias = Mapping[str, Any]
 """One tool definition in the OpenAI form: `{"type": "function", "function": {...}}`."""
 
@@ -40,6 +41,16 @@ class Chat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptImage:
+    """An image in a prompt. Its tokens are placeholders, which mean nothing to another process."""
+
+    digest: str
+    """Names what the engine has prepared of it."""
+    start: int
+    """Index of the first placeholder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """What the model reads."""
 
@@ -48,6 +59,13 @@ class Prompt:
     """How many of the leading tokens belong to the head; 0 where that is not known."""
     opens_reasoning: bool = False
     """It ends inside a block of reasoning, which the template has opened for the answer."""
+    images: tuple[PromptImage, ...] = ()
+    """In the order in which they stand in it. Where one stands twice, each place is one."""
+
+    @property
+    def num_lasting_tokens(self) -> int:
+        """How many of the leading tokens mean the same in another process: those before the first image."""
+        return self.images[0].start if self.images else len(self.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,6 +286,7 @@ class EngineInfo:
     """The form that the model's tool calls are expected in. None: none is known, and calls stay text."""
     has_reasoning: bool = False
     """Whether reasoning is told from the answer."""
+    reads_images: bool = False
     text_start: tuple[int, ...] = ()
     """Tokens that begin a plain text, which `tokenize` does not add: a BOS where the tokenizer wants one."""
     effective_settings: Mapping[str, str] = field(default_factory=dict)
@@ -307,7 +326,9 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     async def render(self, chat: Chat) -> Prompt:
-        """The chat in tokens, `num_head_tokens` included. Raises `InvalidRequest` where the template refuses it.
+        """The chat in tokens, `num_head_tokens` included. Raises `InvalidRequest` where the template refuses it, or
+        where one of its images cannot be read. What was prepared of its images stays for a while, by use: a prompt
+        with images is for `generate` or `prefill` soon.
 
         Where its text begins with a prompt of this engine's, followed by the whole answer that was sent for it, it
         begins with their very tokens, even if the tokenizer would cut that text otherwise.
@@ -324,7 +345,8 @@ class Engine(Protocol):
         """Answers the prompt. `Started` comes first, `Finished` last.
 
         With `retain=False` nothing of the request outlives the process: no disk tier, no captured prefix. Nor does a
-        follow-up find the tokens of its answer.
+        follow-up find the tokens of its answer. Of any request what comes after its first image does not. Raises
+        `QueueFull` where others' images have taken the place of the prompt's.
         """
 
     def prefill(self, prompt: Prompt, *, pin: bool = False) -> EventStream:

@@ -126,6 +126,16 @@ class DraftOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageOptions:
+    """What the engine does with images, where the model reads them (`ModelOptions.vision`)."""
+
+    max_pixels: int = 50_000_000
+    """Of one image. It takes up to four bytes a pixel while it is prepared."""
+    cache_mebibytes: int = 512
+    """Prepared images that are kept for requests to come, in system memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoraOptions:
     """One adapter."""
 
@@ -143,3 +153,4 @@ class EngineSettings:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     draft: DraftOptions = field(default_factory=DraftOptions)
     loras: tuple[LoraOptions, ...] = ()
+    images: ImageOptions = field(default_factory=ImageOptions)

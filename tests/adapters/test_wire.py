@@ -108,9 +108,16 @@ def test_what_is_said_while_loading_arrives(report: contract.LoadProgress, info:
 
 def test_every_value_of_the_contract_is_held_by_one_of_these_tests() -> None:
     covered = {"Head", "Chat", "Prompt", "Grammar", "GenerationParams", "LoadProgress", "EngineInfo", "TokenLogprob"}
-    covered |= {"ToolUse", "ChatAnswer"}  # in GenerationParams
+    covered |= {"ToolUse", "ChatAnswer", "PromptImage"}  # in GenerationParams, and in Prompt
     covered |= {"StoredPrefix", "EngineStats", "EngineSettings"} | {event.__name__ for event in wire.EVENTS}
     assert covered == {name for name, value in vars(contract).items() if is_dataclass(value)}
+
+
+def test_an_image_arrives_as_its_bytes() -> None:
+    messages = [{"content": [{"type": "image", "data": b"\x89PNG\xff"}]}]
+    arrived = wire.decode_to_child(wire.encode(wire.Render(1, contract.Chat(messages=messages))))
+    assert isinstance(arrived, wire.Render)
+    assert arrived.chat.messages == messages
 
 
 def test_the_events_are_those_of_the_contract() -> None:

@@ -3,6 +3,7 @@
 A line in the last user message directs it:
 
 - `say: TEXT` answers TEXT, which is a JSON string (for several lines) or the rest of the line;
+- `see: images` answers the placeholders of the prompt's images, in their order;
 - `fault: job` makes this request fail, `fault: crash` ends the engine.
 
 Otherwise the answer is a sentence picked by a hash of the prompt and, when sampling, of the seed.
@@ -23,7 +24,8 @@ from exllamav3_adapters.fake import template
 
 Fault: TypeAlias = Literal["job", "crash"]
 _FAULTS: dict[str, Fault] = {"job": "job", "crash": "crash"}
-_DIRECTIVE = re.compile(r"^[ \t]*(say|fault): ?(.*?)[ \t\r]*$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*(say|see|fault): ?(.*?)[ \t\r]*$", re.MULTILINE)
+_IMAGE = re.compile(r"\[image [0-9a-f]{8} \d+x\d+\]")
 _WORDS = ("amber", "birch", "cedar", "dune", "ember", "fjord", "glade", "heath", "inlet", "jetty", "kelp", "lagoon")
 _NUM_WORDS = 12
 
@@ -49,7 +51,9 @@ def answer(
     """The whole answer, at most `room` tokens, its reasoning within the budget. Raises `InvalidRequest` for a grammar
     without a `say:` line."""
     directives = dict(_DIRECTIVE.findall(template.last_user_message(prompt_text)))
-    text = _said(directives["say"]) if "say" in directives else _sentence(prompt_text, params)
+    text = _directed(directives, prompt_text)
+    if text is None:
+        text = _sentence(prompt_text, params)
     for banned in params.banned_strings:
         text = text.replace(banned, "")
     budget = params.chat.reasoning_budget if params.chat is not None else None
@@ -80,6 +84,12 @@ def _within_budget(text: str, tags: ReasoningTags, budget: int, *, is_open: bool
     if len(tokens) <= budget:
         return text
     return text[:begin] + tokens[:budget].decode(errors="ignore") + tags.forced_end + rest.lstrip("\n")
+
+
+def _directed(directives: dict[str, str], prompt_text: str) -> str | None:
+    if directives.get("see") == "images":
+        return " ".join(_IMAGE.findall(prompt_text)) or "no images"
+    return _said(directives["say"]) if "say" in directives else None
 
 
 def _said(value: str) -> str:

@@ -36,6 +36,7 @@ from exllamav3_adapters.errors import (
 from exllamav3_adapters.event_stream import QueuedEventStream, failed_stream
 from exllamav3_adapters.fake import template
 from exllamav3_adapters.fake.answer import answer
+from exllamav3_adapters.fake.images import prepare_images
 from exllamav3_adapters.fake.pages import PAGE_SIZE, PageCache
 from exllamav3_adapters.fake.scheduler import Job, Pace, Scheduler
 from exllamav3_adapters.fake.shared_prefixes import SharedPrefixes
@@ -51,12 +52,13 @@ _CRASH_EXIT_STATUS = 70
 class FakeEngine:
     """A `contract.Engine` that pretends: deterministic, no model, a real page cache and scheduler in small.
 
-    A token is one UTF-8 byte, a page 256 of them; an answer of n bytes has n completion tokens.
+    A token is one UTF-8 byte, a page 256 of them; an answer of n bytes has n completion tokens. With `vision` an image
+    is decoded, and stands in the prompt as `images.placeholders` of its digest and size.
 
-    `load` takes the model folder, context length, cache, chunk and batch sizes, `pin_max_fraction`, the chat template
-    and form of answers, and what belongs to `aging_capture_prefixes` from the settings (`model_dir` must be `demo` or a
-    folder that exists), and its speed from the environment, so that a hosted fake can be slowed through the process
-    above it:
+    `load` takes the model folder, context length, cache, chunk and batch sizes, `pin_max_fraction`, `vision` and the
+    limits of images, the chat template and form of answers, and what belongs to `aging_capture_prefixes` from the
+    settings (`model_dir` must be `demo` or a folder that exists), and its speed from the environment, so that a hosted
+    fake can be slowed through the process above it:
 
     - `EXLLAMAV3_FAKE_SECONDS_PER_PREFILL_PAGE`, `EXLLAMAV3_FAKE_SECONDS_PER_TOKEN`, `EXLLAMAV3_FAKE_LOAD_SECONDS`:
       seconds, default 0;
@@ -88,8 +90,10 @@ class FakeEngine:
             max_batch_size=model.max_batch_size or _DEFAULT_MAX_BATCH_SIZE,
             tool_format=self._renderer.answer_format.tool_format,
             has_reasoning=self._renderer.answer_format.reasoning is not None,
+            reads_images=model.vision,
             effective_settings={"chunk_size": f"fake: {model.chunk_size}"},
         )
+        self._images = settings.images
         self._cache = PageCache(num_pages)
         memory = settings.memory
         self._shared = SharedPrefixes(memory) if memory.aging_lfu and memory.aging_capture_prefixes else None
@@ -138,7 +142,8 @@ class FakeEngine:
 
     async def render(self, chat: Chat) -> Prompt:
         self._check_available()
-        return self._renderer.render(chat)
+        images = await prepare_images(chat, self._images) if self._info.reads_images else None
+        return self._renderer.render(chat, images)
 
     async def render_head(self, head: Head) -> Prompt:
         self._check_available()
@@ -179,7 +184,7 @@ class FakeEngine:
             return stream
         token_ids = bytes(prompt.token_ids)
         if retain and self._shared is not None:
-            self._shared.claim(prompt.token_ids)
+            self._shared.claim(prompt.token_ids[: prompt.num_lasting_tokens])
         self._scheduler.submit(
             Job(token_ids=token_ids, stream=stream, answer=planned, top_logprobs=params.top_logprobs)
         )

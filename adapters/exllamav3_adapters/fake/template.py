@@ -8,6 +8,7 @@ from typing import Any
 
 from exllamav3_adapters.answer_format.answer_format import AnswerFormat
 from exllamav3_adapters.answer_format.find_format import FormatOptions, find_format
+from exllamav3_adapters.chat_images import Images, digest_of, encode_with_images, prompt_images
 from exllamav3_adapters.contract import Chat, Head, Message, Prompt, Tool
 from exllamav3_adapters.errors import InvalidRequest
 
@@ -25,16 +26,18 @@ class OwnRenderer:
     def __init__(self, options: FormatOptions) -> None:
         self.answer_format: AnswerFormat = find_format((), options, knows_tools=False)
 
-    def render(self, chat: Chat) -> Prompt:
-        """The chat in tokens. Raises `InvalidRequest` for an empty chat, an unknown role or a part that is no text."""
-        text = _text(chat.messages, chat.tools)
-        token_ids = encode(text)
+    def render(self, chat: Chat, images: Images | None = None) -> Prompt:
+        """The chat in tokens. Raises `InvalidRequest` for an empty chat, an unknown role or a part that it does not
+        know; `images` are the chat's, None where none are read."""
+        text = _text(chat.messages, chat.tools, images)
+        token_ids = tuple(encode_with_images(text, images or {}, lambda text: list(encode(text))))
         head = self.render_head(Head(messages=_leading(chat.messages), tools=chat.tools))
         # A chat that goes on with an assistant's turn leaves the head a little earlier than one with a user's.
         return Prompt(
             token_ids=token_ids,
             num_head_tokens=_num_shared(token_ids, head.token_ids),
             opens_reasoning=self.answer_format.opens_reasoning(text),
+            images=prompt_images(token_ids, images or {}),
         )
 
     def render_head(self, head: Head) -> Prompt:
@@ -84,10 +87,10 @@ def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
     return shared
 
 
-def _text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+def _text(messages: Sequence[Message], tools: Sequence[Tool], images: Images | None = None) -> str:
     if not messages:
         raise InvalidRequest("messages is empty; send at least one message", "messages")
-    blocks = [(_role(message), _content(message)) for message in messages]
+    blocks = [(_role(message), _content(message, images)) for message in messages]
     if tools:
         definitions = "".join(f"\n{_sorted_json(tool)}" for tool in tools)
         role, content = blocks.pop(0) if blocks[0][0] in _HEAD_ROLES else ("system", "")
@@ -102,21 +105,23 @@ def _role(message: Message) -> str:
     return str(role)
 
 
-def _content(message: Message) -> str:
+def _content(message: Message, images: Images | None) -> str:
     content = message.get("content")
     if content is not None and not isinstance(content, str | Sequence):
         raise InvalidRequest("a message's content must be text or a list of parts", "messages")
-    text = content if isinstance(content, str) else "".join(_part(part) for part in content or ())
+    text = content if isinstance(content, str) else "".join(_part(part, images) for part in content or ())
     calls = message.get("tool_calls") or ()
     return text + "".join(f"\n<tool_call>{_sorted_json(call)}</tool_call>" for call in calls)
 
 
-def _part(part: Any) -> str:
+def _part(part: Any, images: Images | None) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
+    if kind == "image" and images is not None and isinstance(part.get("data"), bytes):
+        return images[digest_of(part["data"])].text_alias
     raise InvalidRequest(f"a content part of type {kind!r} is not supported; this model reads text only", "messages")
 
 
