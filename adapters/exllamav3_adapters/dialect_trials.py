@@ -66,6 +66,8 @@ class _Trials:
             part_roles=frozenset(
                 role for role in ("system", "user", "assistant", "tool") if self._takes_parts(role, found)
             ),
+            repeated_turns=self._repeated_turns(),
+            user_after_result=not found.tool_history or self._user_after_result(found),
             moving_head=self._moving_head(),
         )
 
@@ -94,6 +96,17 @@ class _Trials:
         if without is None or text is None or _SYSTEM_2 not in text:
             return False
         return _ANSWER in os.path.commonprefix([text, without])  # noqa: RUF071 - of characters
+
+    def _repeated_turns(self) -> bool:
+        answers = [_message("assistant", _ANSWER), _message("assistant", _RESULT)]
+        messages = [_message("user", _USER), _message("user", _USER_2), *answers, _message("user", _USER)]
+        return self._shows([*self._lead, *messages], _USER, _USER_2, _ANSWER, _RESULT)
+
+    def _user_after_result(self, dialect: Dialect) -> bool:
+        """Claude Code sends the user's words in one message with the results."""
+        result = {**_message("tool", _RESULT), "tool_call_id": _call_id(dialect), "name": _CALL}
+        messages = [*self._lead, _message("user", _USER), _call_message(dialect), result, _message("user", _USER_2)]
+        return self._shows(messages, _CALL, _RESULT, _USER_2)
 
     def _developer_role(self) -> bool:
         # A template that prints any role's name also prints this one, which its model has never seen.

@@ -47,6 +47,10 @@ class Dialect:
     """Content that is None, beside tool calls; otherwise the empty string."""
     short_call_ids: bool = False
     """Ids of tool calls must have nine letters or digits."""
+    repeated_turns: bool = True
+    """Two turns of the user, or of the assistant, one after the other."""
+    user_after_result: bool = True
+    """A turn of the user behind a tool's result."""
     moving_head: bool = False
     """Later turns move the system text or the tools: only the first request of a conversation has the whole head."""
 
@@ -71,6 +75,10 @@ def adapt(messages: Sequence[PlainMessage], tools: Sequence[dict[str, Any]], dia
         lead, later = adapted[:count], adapted[count:]
         lead = lead if dialect.several_systems else _one_system(lead)
         adapted = lead + (later if dialect.later_systems else _systems_in_user_turns(later))
+    if not dialect.user_after_result:
+        adapted = _joined_turns(adapted, ("tool", "user"))
+    if not dialect.repeated_turns:
+        adapted = _joined_turns(_joined_turns(adapted, ("user", "user")), ("assistant", "assistant"))
     return [_known_content(message, dialect) for message in adapted]
 
 
@@ -191,6 +199,22 @@ def _systems_in_user_turns(messages: Sequence[PlainMessage]) -> list[PlainMessag
     if waiting:
         adapted.append({"role": "user", "content": _paragraphs(*waiting)})
     return adapted
+
+
+def _joined_turns(messages: Sequence[PlainMessage], roles: tuple[str, str]) -> list[PlainMessage]:
+    """Where turns of these roles follow each other, the text of the second at the end of the first, which keeps its
+    role. Calls stay in turns of their own."""
+    adapted: list[PlainMessage] = []
+    for message in messages:
+        if adapted and (adapted[-1]["role"], message["role"]) == roles and not _has_calls(adapted[-1], message):
+            adapted[-1] = _joined(adapted[-1], text_of(message["content"]))
+        else:
+            adapted.append(message)
+    return adapted
+
+
+def _has_calls(*messages: PlainMessage) -> bool:
+    return any("tool_calls" in message for message in messages)
 
 
 def _joined(message: PlainMessage, text: str, separator: str = "\n\n") -> PlainMessage:

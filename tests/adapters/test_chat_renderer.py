@@ -28,6 +28,7 @@ TEXT_ARGUMENTS = TOOLS.replace("call.function.arguments | tojson", "call.functio
 PARTS = """{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}
 {%- else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"""
 USER = {"role": "user", "content": "hi"}
+ANSWER = {"role": "assistant", "content": "yes"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks up é.", "parameters": {}}}
 
@@ -182,14 +183,30 @@ def test_a_later_system_message_opens_the_user_turn_where_the_template_would_los
     assert rendered == "<system>Be brief.\n<user>hi\n<user>Now French.\n\nhi\n<assistant>"
 
 
+def test_turns_of_one_role_are_one_where_the_template_insists_on_alternation() -> None:
+    lines = [line for line in text(STRICT, USER, USER, ANSWER, ANSWER, USER).splitlines() if line]
+    assert lines == ["<user>hi", "hi", "<assistant>yes", "yes", "<user>hi", "<assistant>"]
+    assert text(PLAIN, USER, USER) == "<user>hi\n<user>hi\n<assistant>"
+
+
+def test_a_user_turn_joins_the_result_before_it_where_the_template_takes_none_there() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' and not loop.first and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('no user after a tool') }}{% endif %}{% endfor %}" + TOOLS
+    )
+    chat = [USER, called({"q": "é"}), RESULT, USER]
+    assert text(source, *chat).endswith("<tool>found\n\nhi\n<assistant>")
+    assert text(TOOLS, *chat).endswith("<tool>found\n<user>hi\n<assistant>")
+
+
 def test_a_refusal_is_the_templates_own_words() -> None:
-    error = refusal(STRICT, USER, USER)
+    error = refusal(STRICT, ANSWER, USER)
     assert error.message == "the model's chat template refuses this chat: roles must alternate"
     assert error.param == "messages"
 
 
 def test_a_fault_of_the_template_is_said_to_be_one() -> None:
-    error = refusal("{% if messages|length > 1 %}{{ nothing.at_all }}{% endif %}x", USER, USER)
+    error = refusal("{% if messages|length > 1 %}{{ nothing.at_all }}{% endif %}x", USER, ANSWER)
     assert "cannot render this chat: UndefinedError: 'nothing' is undefined" in error.message
     assert "test.jinja" in error.message
 
@@ -358,7 +375,7 @@ def test_a_head_that_ends_in_a_user_turn_is_followed_by_an_answer() -> None:
 
 def test_a_head_that_the_template_refuses_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate"):
-        renderer(STRICT).render_head(Head(messages=[USER, USER]))
+        renderer(STRICT).render_head(Head(messages=[ANSWER, USER]))
 
 
 def test_a_head_that_the_template_refuses_does_not_stop_the_chat() -> None:
