@@ -9,6 +9,7 @@ from typing import Final, Literal, Self
 
 from exllamav3_adapters.answer_format import harmony
 from exllamav3_adapters.answer_format.answer_format import AnswerFormat, TaggedFormat
+from exllamav3_adapters.answer_format.either_form import EitherForm
 from exllamav3_adapters.answer_format.reasoning_tags import FAMILIES, ReasoningTags, find_reasoning_tags
 from exllamav3_adapters.answer_format.tool_format import ToolFormat
 from exllamav3_adapters.answer_format.tool_formats import OWN_BLOCK, TOOL_FORMATS, find_tool_format
@@ -77,9 +78,10 @@ def _tools(template_sources: Sequence[str], name: str, knows_tools: bool) -> Too
                 f"model.tool_format: there is no {name!r}; use auto, none, {', '.join(tool_format_names())}"
             )
         return TOOL_FORMATS[name]
-    if not knows_tools:
-        return TOOL_FORMATS.get(OWN_BLOCK)
     found = find_tool_format(template_sources)
+    if not knows_tools:
+        asked = TOOL_FORMATS[OWN_BLOCK]
+        return asked if found is None or found is asked else EitherForm(asked, found)
     if found is None:
         logger.warning(
             "the form of the model's tool calls is not known from its chat template, so they stay text; "
