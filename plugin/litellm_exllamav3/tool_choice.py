@@ -36,7 +36,8 @@ def read_tool_use(params: Mapping[str, Any], tools: Sequence[Tool]) -> ToolUse |
             )
     if allowed is not None:
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]
-    return ToolUse(tools=tools, choice=choice, function=function, parallel=parallel)
+    # Of a named function the hosted providers make one call.
+    return ToolUse(tools=tools, choice=choice, function=function, parallel=parallel and function is None)
 
 
 def _read_choice(value: Any) -> tuple[_Choice, str | None, frozenset[str] | None]:
