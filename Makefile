@@ -1,6 +1,6 @@
 # `make demo` and `make serve` set up what they need, once. `make test` is what a change must pass.
 
-.PHONY: demo serve test test-full test-next bench ready clean
+.PHONY: demo serve test test-full test-next test-gpu gpu-wheels bench ready clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +26,7 @@ serve: ready
 	exec $(BIN)/litellm --config litellm_config.yaml --host 127.0.0.1 --port $(PORT) --num_workers 1
 
 # The first of the three runs is side by side: it loads no real model and starts no proxy.
-UNITS := tests/plugin tests/adapters tests/benchmarks
+UNITS := tests/plugin tests/adapters tests/benchmarks tests/gpu_check
 
 test: ready
 	$(BIN)/ruff check .
@@ -43,6 +43,28 @@ test-full: ready
 # May fail: it says what a release of exllamav3 newer than ours would break. NEXT=1.6.6 names one.
 test-next: ready
 	$(BIN)/python tests/next_release.py $(NEXT)
+
+# For a machine with a card, in 12 minutes at most, without a network. It needs a Python 3.12 with a CUDA build of torch,
+# nvcc, and what `make gpu-wheels` gathers. A second run goes on where the first was ended. GPU="--help" lists options.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+GPU_SITE := $(CURDIR)/.gpu-check/site
+
+test-gpu:
+	@if [ ! -e $(GPU_SITE)/installed ] && ls gpu-wheels/*.whl >/dev/null 2>&1 && \
+	  $(GPU_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then \
+	  $(GPU_PYTHON) -m pip install -q --root-user-action=ignore --no-index --no-deps --target $(GPU_SITE) gpu-wheels/*.whl && \
+	  touch $(GPU_SITE)/installed; \
+	fi
+	@export PYTHONPATH="$(CURDIR):$(CURDIR)/adapters:$$PYTHONPATH"; \
+	if [ -e $(GPU_SITE)/installed ]; then export PYTHONPATH="$(GPU_SITE):$$PYTHONPATH"; fi; \
+	$(GPU_PYTHON) -c 'import msgspec, rich' || { \
+	  echo "$(GPU_PYTHON) lacks packages that the check needs: make gpu-wheels, where there is a network, gathers" \
+	  "them for Python 3.12; or name another: make test-gpu GPU_PYTHON=/path/to/python" >&2; exit 1; }; \
+	$(GPU_PYTHON) -m gpu_check $(GPU)
+
+# What to take along to such a machine, beside the project: wheels for Python 3.12 on x86-64 Linux, 64 MiB at most.
+gpu-wheels: ready
+	$(BIN)/python -m gpu_check.wheels gpu-wheels
 
 # Takes a quarter of an hour; nothing else should run on the machine meanwhile.
 bench: ready

@@ -22,7 +22,9 @@ def part_environment(engine: EngineName, state: Path, architectures: str | None,
     here = [str(PROJECT), str(PROJECT / "adapters")]
     found["PYTHONPATH"] = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     # torch calls ninja by its name, which lies beside the interpreter, or beside the packages of `pip --target`.
-    beside = [str(Path(entry) / "bin") for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    beside = [
+        str(Path(entry, "bin").resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+    ]
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), *beside, os.environ.get("PATH", "")])
     if engine == "cpu":
         return {**found, "OMP_WAIT_POLICY": "PASSIVE"}

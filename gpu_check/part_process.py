@@ -1,4 +1,4 @@
-"""One part in a process of its own: `python -m gpu_check.part_process NAME --engine ENGINE --state FOLDER`.
+"""One part in a process of its own: `python -m gpu_check.part_process NAME MODULE:FUNCTION --engine ... --state ...`.
 
 What it is at goes to stdout, a line each time; its outcome goes into the state folder.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_check.check import Check, Figures, PartFailed
 from gpu_check.outcome import Outcome, Outcomes
-from gpu_check.part_table import PARTS, Part
+from gpu_check.part_table import Part
 
 _LONGEST_ERROR = 6000
 """Characters, from the end: what an exception says comes last."""
@@ -23,16 +23,16 @@ _LONGEST_ERROR = 6000
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gpu_check.part_process")
-    parser.add_argument("part", choices=[part.name for part in PARTS])
+    parser.add_argument("name")
+    parser.add_argument("function", help="module:function")
     parser.add_argument("--engine", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     check = Check(engine=options.engine, state=options.state, seconds=options.seconds, say=_say)
-    part = next(part for part in PARTS if part.name == options.part)
-    outcome = run_part(part, check)
-    Outcomes(options.state / "outcomes" / options.engine).write(part.name, outcome)
+    outcome = run_part(Part(name=options.name, function=options.function, seconds=options.seconds), check)
+    Outcomes(options.state / "outcomes" / options.engine).write(options.name, outcome)
     return 0 if outcome.status == "done" else 1
 
 

@@ -40,6 +40,7 @@ class Runner:
     seconds: float
     environment: Mapping[str, str]
     watcher: Watcher
+    parts: tuple[Part, ...] = PARTS
     only: frozenset[str] = frozenset()
     clock: Callable[[], float] = time.monotonic
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Runner:
         """By part, in their order. Those that were done before are not run again."""
         ends = self.clock() + self.seconds
         kept = Outcomes(self.state / "outcomes" / self.engine)
-        for part in PARTS:
+        for part in self.parts:
             before = kept.read(part.name)
             if before is not None and before.status == "done":
                 self.outcomes[part.name] = before
@@ -78,15 +79,15 @@ class Runner:
 
     def _has_no_card_for(self, name: str) -> bool:
         """A CPU loads the models as they are."""
-        return self.engine == "cpu" and next(part for part in PARTS if part.name == name).needs_card
+        return self.engine == "cpu" and next(part for part in self.parts if part.name == name).needs_card
 
     def _run(self, part: Part, seconds: float, kept: Outcomes) -> Outcome:
         kept.path(part.name).unlink(missing_ok=True)
         began = self.clock()
         log = self.state / "logs" / f"{part.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "gpu_check.part_process", part.name, "--engine", self.engine]
-        command += ["--state", str(self.state), "--seconds", str(seconds)]
+        command = [sys.executable, "-m", "gpu_check.part_process", part.name, part.function]
+        command += ["--engine", self.engine, "--state", str(self.state), "--seconds", str(seconds)]
         with log.open("w") as errors:
             process = subprocess.Popen(
                 command,

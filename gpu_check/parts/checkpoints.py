@@ -7,7 +7,7 @@ from typing import Literal
 from exllamav3_adapters.contract import Prompt
 from exllamav3_adapters.engine_settings import MemoryOptions
 from gpu_check.check import Check, Figures, expect
-from gpu_check.comparison import Comparison
+from gpu_check.comparison import RECURRENT, Comparison
 from gpu_check.requests import Answer, ask, random_prompt
 
 _ANSWER_TOKENS = 8
@@ -25,7 +25,7 @@ async def check_checkpoints(check: Check) -> Figures:
         for number, head in enumerate(heads)
     ]
     cold = await _cold(check, prompts)
-    found = Comparison()
+    found = Comparison(RECURRENT)
     by_cost = await _under_pressure(check, "gds", prompts, cold, found)
     by_recency = await _under_pressure(check, "lru", prompts, cold, found)
     found.check()

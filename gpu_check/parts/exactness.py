@@ -5,7 +5,7 @@ from __future__ import annotations
 from exllamav3_adapters.contract import Engine, Prompt
 from exllamav3_adapters.engine_settings import MemoryOptions
 from gpu_check.check import Check, Figures, expect
-from gpu_check.comparison import Comparison
+from gpu_check.comparison import ATTENTION, Comparison
 from gpu_check.requests import PAGE, Answer, ask, random_prompt, whole_pages
 
 _ANSWER_TOKENS = 48
@@ -18,7 +18,7 @@ async def check_exactness(check: Check) -> Figures:
     prompts = [random_prompt(tokens, seed, vocabulary) for seed, tokens in enumerate(lengths)]
     disk = check.state / "tiers" / check.engine
     tiers = MemoryOptions(sysmem_kv_cache=256, disk_cache_dir=str(disk), disk_cache_size=1024)
-    found = Comparison()
+    found = Comparison(ATTENTION)
     async with check.loaded(check.settings("llama", tiers)) as engine:
         for prompt in prompts:  # an earlier run may have left them on disk
             await engine.forget(prompt)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from exllamav3_adapters.contract import Engine, Prompt
 from exllamav3_adapters.engine_settings import MemoryOptions
 from gpu_check.check import Check, Figures, expect
-from gpu_check.comparison import Comparison
+from gpu_check.comparison import RECURRENT, Comparison
 from gpu_check.random_tokenizer import calibration_text
 from gpu_check.requests import Answer, ask
 
@@ -29,7 +29,7 @@ async def check_frontiers(check: Check) -> Figures:
     """A chat with checkpoints at every end of turn, against one without, and each answer against a cold one."""
     turns = check.pick(card=8, cpu=3)
     memory = MemoryOptions(sysmem_kv_cache=256, sysmem_recurrent_cache=512)
-    found = Comparison()
+    found = Comparison(RECURRENT)
     check.say("a conversation with frontier checkpoints")
     settings = check.settings("hybrid", memory, recurrent_frontier_checkpoints=True)
     async with check.loaded(settings) as engine:

@@ -22,7 +22,7 @@ async def measure_serving(check: Check) -> Figures:
     """The engine is in a process of its own, as it serves. Only one of the two computes at a time."""
     heads = check.pick(card=(1024, 4096, 16384), cpu=(512,))
     disk = check.state / "tiers" / f"serving-{check.engine}"
-    tiers = MemoryOptions(disk_cache_dir=str(disk), disk_cache_size=4096)
+    tiers = MemoryOptions(sysmem_kv_cache=512, disk_cache_dir=str(disk), disk_cache_size=4096)
     context = check.pick(card=20480, cpu=1024)
     settings = check.settings("llama", tiers, max_seq_len=context, cache_size=2 * context, chunk_size=512)
     figures: Figures = {}
