@@ -130,7 +130,7 @@ class ImageOptions:
     """What the engine does with images, where the model reads them (`ModelOptions.vision`)."""
 
     max_pixels: int = 50_000_000
-    """Of one image. It takes up to four bytes a pixel while it is prepared."""
+    """Of one image. It takes up to eight bytes a pixel while it is decoded."""
     cache_mebibytes: int = 512
     """Prepared images that are kept for requests to come, in system memory."""
 

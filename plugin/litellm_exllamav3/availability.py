@@ -23,6 +23,7 @@ _EVERY = ("cpu", "cuda", "fake")
 _REAL = ("cpu", "cuda")
 """The fake's model has no recurrent layers, and its scheduler is its own."""
 _GPU = ("cuda",)
+_SEEING = ("cuda", "fake")
 
 OPTIONS: Mapping[str, Option] = {
     "model.model_dir": Option(None, _EVERY),
@@ -50,7 +51,7 @@ OPTIONS: Mapping[str, Option] = {
     "model.gpu_split": Option([], _GPU),
     "model.moe_cpu_offload": Option(0, _GPU),
     "model.moe_cpu_split": Option(0, _GPU),
-    "model.vision": Option(False, _GPU),
+    "model.vision": Option(False, _SEEING),
     "model.recurrent_frontier_checkpoints": Option(False, _REAL),
     "model.recurrent_eviction": Option("lru", _REAL),
     "model.prefill_cost_coefficients": Option(None, _REAL),
@@ -87,6 +88,11 @@ OPTIONS: Mapping[str, Option] = {
     "draft_model.ngram_match_min": Option(2, _REAL),
     "draft_model.draft_cache_mode": Option("FP16", _GPU),
     "draft_model.draft_gpu_split": Option([], _GPU),
+    "images.max_mebibytes": Option(20, _SEEING),
+    "images.max_pixels": Option(50_000_000, _SEEING),
+    "images.max_images": Option(32, _SEEING),
+    "images.cache_mebibytes": Option(512, _SEEING),
+    "images.allowed_folders": Option([], _SEEING),
     "lora.lora_dir": Option(None, _GPU),
     "lora.loras": Option([], _GPU),
 }

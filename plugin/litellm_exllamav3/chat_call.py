@@ -14,6 +14,7 @@ from litellm_exllamav3.capture import Capture, Sighting
 from litellm_exllamav3.choice_streams import ChoiceStreams, Event
 from litellm_exllamav3.copies import has_prefilled, other_seed, refuse_past_the_batch
 from litellm_exllamav3.head import chat_head
+from litellm_exllamav3.image_sources import ImageSources
 from litellm_exllamav3.request import Request, RequestStream
 from litellm_exllamav3.served_model import ServedModel
 
@@ -26,13 +27,15 @@ class ChatCall:
 
     model: ServedModel
     chat: Chat
-    """Without nonces."""
+    """Without nonces. Its images are URLs yet."""
     params: GenerationParams
     num_choices: int = 1
     """Answers to the one prompt."""
     timeout_seconds: float | None = None
     """The client's or the operator's own limit for this request. None: the model's alone."""
     retain: bool = True
+    images: ImageSources | None = None
+    """None: the model reads text only, and the chat has no images."""
     capture: Capture | None = None
     sighting: Sighting | None = None
     """What the hook saw of this request's head. None: nothing of it is to be kept."""
@@ -45,7 +48,7 @@ class ChatCall:
         async with self.model.admit(self.timeout_seconds) as request:
             if self.num_choices > 1:
                 refuse_past_the_batch(self.num_choices, await request.info())
-            prompt = await request.render(self.chat)
+            prompt = await self._render(request)
             first = await self._open_stream(request, prompt, 0)
             # Now, since the engine computes meanwhile: a head that has to be rendered delays no first token.
             await self._keep_head(request, prompt)
@@ -83,7 +86,10 @@ class ChatCall:
     async def count_prompt(self) -> int:
         """The tokens that this chat's usage would have. Raises as `answer`."""
         async with self.model.admit(self.timeout_seconds) as request:
-            return len((await request.render(self.chat)).token_ids)
+            return len((await self._render(request)).token_ids)
+
+    async def _render(self, request: Request) -> Prompt:
+        return await request.render(self.chat if self.images is None else await self.images.read(self.chat))
 
     async def _keep_head(self, request: Request, prompt: Prompt) -> None:
         """Hands a hot head to the store."""

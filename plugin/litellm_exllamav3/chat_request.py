@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from exllamav3_adapters.contract import Chat, Message, Tool
 from exllamav3_adapters.errors import InvalidRequest
+from litellm_exllamav3.image_sources import image_part
 from litellm_exllamav3.tool_definition import plain_function
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -15,6 +16,7 @@ _MESSAGE_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id",
 """What templates read. The rest (`cache_control`, provider fields, ...) would make equal heads differ."""
 
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
+IMAGE_PARTS: Final = ("image_url", "input_image")
 _LEFT_OUT_PARTS: Final = ("thinking", "redacted_thinking")
 """Anthropic's own form of reasoning, which LiteLLM also hands over as `reasoning_content`."""
 OTHER_MEDIA: Final = {
@@ -33,21 +35,22 @@ OTHER_MEDIA: Final = {
 _RESERVED_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
-def read_chat(messages: Any, params: Mapping[str, Any]) -> Chat:
+def read_chat(messages: Any, params: Mapping[str, Any], *, with_images: bool = False) -> Chat:
     """The chat in the OpenAI form. `params` are the request's flat parameters, of which `tools` and
-    `chat_template_kwargs` belong to the chat. Raises `InvalidRequest`, which names the place and never quotes."""
+    `chat_template_kwargs` belong to the chat. `with_images`: the model reads them; they are still URLs afterwards, for
+    `ImageSources.read`. Raises `InvalidRequest`, which names the place and never quotes."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise InvalidRequest("messages must be a list of messages.", "messages")
     if not messages:
         raise InvalidRequest("messages must not be empty; send at least one message.", "messages")
     return Chat(
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
+        messages=[_message(message, f"messages[{i}]", with_images) for i, message in enumerate(messages)],
         tools=_tools(params.get("tools")),
         template_variables=_template_variables(params.get("chat_template_kwargs")),
     )
 
 
-def _message(message: Any, where: str) -> Message:
+def _message(message: Any, where: str, with_images: bool) -> Message:
     if hasattr(message, "model_dump"):  # LiteLLM's own message type, when called as a library
         message = message.model_dump(exclude_none=True)
     if not isinstance(message, Mapping):
@@ -57,7 +60,7 @@ def _message(message: Any, where: str) -> Message:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}.", f"{where}.role")
     kept = {key: message[key] for key in _MESSAGE_KEYS if message.get(key) is not None}
     if "content" in kept:
-        kept["content"] = _content(kept["content"], f"{where}.content")
+        kept["content"] = _content(kept["content"], f"{where}.content", with_images)
     elif role != "assistant":
         raise InvalidRequest(f"{where}.content is missing.", f"{where}.content")
     else:
@@ -67,16 +70,16 @@ def _message(message: Any, where: str) -> Message:
     return kept
 
 
-def _content(content: Any, where: str) -> str | list[dict[str, str]]:
+def _content(content: Any, where: str, with_images: bool) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{where} must be a string or a list of content parts.", where)
-    parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    parts = [_part(part, f"{where}[{i}]", with_images) for i, part in enumerate(content)]
     return [part for part in parts if part is not None]
 
 
-def _part(part: Any, where: str) -> dict[str, str] | None:
+def _part(part: Any, where: str, with_images: bool) -> dict[str, Any] | None:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
@@ -88,10 +91,16 @@ def _part(part: Any, where: str) -> dict[str, str] | None:
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}.text must be a string.", f"{where}.text")
         return {"type": "text", "text": part["text"]}
+    if with_images and kind in IMAGE_PARTS:
+        return image_part(part.get("image_url"), f"{where}.image_url")
     media = OTHER_MEDIA.get(kind) if isinstance(kind, str) else None
     if media is not None:
-        raise InvalidRequest(f"{where}: this model reads text only, not {media}; remove the part.", where)
-    raise InvalidRequest(f"{where}.type must be 'text'; this model reads nothing else.", f"{where}.type")
+        if with_images and media == "images":
+            raise InvalidRequest(f"{where}: send the image as a part of type 'image_url'.", where)
+        reads = "text and images" if with_images else "text"
+        raise InvalidRequest(f"{where}: this model reads {reads} only, not {media}; remove the part.", where)
+    types = "'text' or 'image_url'" if with_images else "'text'"
+    raise InvalidRequest(f"{where}.type must be {types}; this model reads nothing else.", f"{where}.type")
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:

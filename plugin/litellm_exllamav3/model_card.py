@@ -26,7 +26,11 @@ CARD_OF_ANY_MODEL: dict[str, Any] = {
 
 def card_from_settings(settings: ModelSettings) -> dict[str, Any]:
     """Before the model is loaded: its context only where the settings name it, and nothing of calls and reasoning."""
-    return {**CARD_OF_ANY_MODEL, **_context(settings.model.max_seq_len)}
+    return {
+        **CARD_OF_ANY_MODEL,
+        **_context(settings.model.max_seq_len),
+        "supports_vision": settings.model.vision,
+    }
 
 
 def card_from_engine(info: EngineInfo) -> dict[str, Any]:
@@ -38,6 +42,7 @@ def card_from_engine(info: EngineInfo) -> dict[str, Any]:
         "supports_parallel_function_calling": calls,
         "supports_tool_choice": calls,
         "supports_reasoning": info.has_reasoning,
+        "supports_vision": info.reads_images,
     }
 
 

@@ -38,6 +38,7 @@ from litellm_exllamav3.chat_request import read_chat
 from litellm_exllamav3.copies import refuse_too_many
 from litellm_exllamav3.error_table import client_message, error_row, retry_after_header
 from litellm_exllamav3.gateway_checks import PROVIDER
+from litellm_exllamav3.image_sources import ImageSources
 from litellm_exllamav3.lost_fields import with_lost_fields
 from litellm_exllamav3.nonces import without_nonces
 from litellm_exllamav3.other_calls import other_call_refusal
@@ -221,7 +222,8 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
     gateway = running_gateway()
     served = served_model(gateway, model)
     params = _params(request)
-    chat = read_chat(request["messages"], params)
+    settings = gateway.settings.models[model]
+    chat = read_chat(request["messages"], params, with_images=settings.model.vision)
     answer = read_answer_params(params, chat)
     chat = answer.of_chat(chat)
     return ChatCall(
@@ -232,7 +234,8 @@ def _chat_call(model: str, request: Mapping[str, Any]) -> ChatCall:
         ),
         num_choices=answer.num_choices,
         timeout_seconds=timeout_seconds(request.get("timeout")),
-        retain=_is_retained(model, gateway.settings.models[model].capture.enabled, request),
+        retain=_is_retained(model, settings.capture.enabled, request),
+        images=ImageSources.of(settings.images) if settings.model.vision else None,
         capture=gateway.capture,
         sighting=find_sighting(model),
     )

@@ -49,7 +49,11 @@ _TOO_LONG: Final = "a chat that does not fit is a 400 with `context_length_excee
 
 _CHAT: Final = (
     Field("model", SUPPORTED, "an alias of the config"),
-    Field("messages", SUPPORTED, "text; images, audio and files are refused"),
+    Field(
+        "messages",
+        SUPPORTED,
+        "text, and images where the model has vision (`model.vision`); audio and files are refused",
+    ),
     Field("max_completion_tokens", SUPPORTED, "wins over `max_tokens`"),
     Field("max_tokens", SUPPORTED),
     Field("temperature", SUPPORTED),
@@ -111,7 +115,7 @@ _COMPLETIONS: Final = (
 
 _RESPONSES: Final = (
     Field("model", SUPPORTED, "an alias of the config"),
-    Field("input", TRANSLATED, "to messages; text alone"),
+    Field("input", TRANSLATED, "to messages; text, and images where the model has vision"),
     Field("instructions", TRANSLATED, "to a system message"),
     Field("max_output_tokens", TRANSLATED, "to `max_tokens`"),
     Field("temperature", SUPPORTED),
@@ -134,7 +138,7 @@ _RESPONSES: Final = (
     Field("store", IGNORED, "LiteLLM keeps responses where the proxy has a database"),
     Field("include", IGNORED, "there is nothing more to include"),
     Field("max_tool_calls", IGNORED, "it bounds tools that a provider runs itself"),
-    Field("image", IGNORED, "images are refused"),
+    Field("image", IGNORED, "no image is made here; images to be read go into `input`"),
     Field("stream_options", IGNORED, "usage is always in the last event"),
     Field("access_programs", IGNORED),
     Field("prompt_cache_key", IGNORED, _CACHED),
@@ -148,7 +152,11 @@ _RESPONSES: Final = (
 
 _MESSAGES: Final = (
     Field("model", SUPPORTED, "an alias of the config"),
-    Field("messages", TRANSLATED, "to OpenAI's form; text, thinking, tool calls and results"),
+    Field(
+        "messages",
+        TRANSLATED,
+        "to OpenAI's form; text, thinking, tool calls and results, and images where the model has vision",
+    ),
     Field("system", TRANSLATED, "to a system message"),
     Field("max_tokens", SUPPORTED),
     Field("temperature", SUPPORTED),

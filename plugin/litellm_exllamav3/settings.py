@@ -13,12 +13,14 @@ from pydantic import AfterValidator, Field, field_validator
 from exllamav3_adapters.engine_settings import (
     DraftOptions,
     EngineSettings,
+    ImageOptions,
     LoraOptions,
     MemoryOptions,
     ModelOptions,
 )
 from exllamav3_adapters.registry import engine_names
 from litellm_exllamav3.capture_section import CaptureSection
+from litellm_exllamav3.images_section import ImagesSection
 from litellm_exllamav3.memory_section import HALF_LIFE_WARNING_HOURS, SHARE_WARNING, MemorySection, WarmPrompt
 from litellm_exllamav3.model_section import DEMO_MODEL, DraftModelSection, Lora, LoraSection, ModelSection
 from litellm_exllamav3.sampling_section import SamplingSection
@@ -28,6 +30,7 @@ __all__ = [
     "DEMO_MODEL",
     "CaptureSection",
     "DraftModelSection",
+    "ImagesSection",
     "Lora",
     "LoraSection",
     "MemorySection",
@@ -95,6 +98,9 @@ class ModelSettings(Section):
     memory: MemorySection = Field(default=MemorySection(), description="Tiers, eviction and warm prefixes.")
     draft_model: DraftModelSection = Field(default=DraftModelSection(), description="Speculative decoding.")
     lora: LoraSection = Field(default=LoraSection(), description="LoRA adapters.")
+    images: ImagesSection = Field(
+        default=ImagesSection(), description="Which images the model takes, with `model.vision`."
+    )
     capture: CaptureSection = Field(default=CaptureSection(), description="Which heads are kept for replay.")
     sampling: SamplingSection = Field(
         default=SamplingSection(), description="What a request is sampled with where it does not say."
@@ -132,6 +138,7 @@ class ModelSettings(Section):
                 LoraOptions(folder=str(Path(self.lora.lora_dir or "") / lora.name), scaling=lora.scaling)
                 for lora in self.lora.loras
             ),
+            images=ImageOptions(**_shared(self.images, ImageOptions)),
         )
 
     def persist_dir(self, credits_dir: str | None) -> str | None:
@@ -163,6 +170,8 @@ class ModelSettings(Section):
             yield "model.prefill_cost_coefficients", "has no effect without model.recurrent_eviction gds"
         if model.gpu_split and "gpu_split_auto" in model.model_fields_set and model.gpu_split_auto:
             yield "model.gpu_split_auto", "has no effect beside gpu_split; remove one of them"
+        if self.images.model_fields_set and not model.vision:
+            yield "images", "has no effect without model.vision"
         if capture.max_entries_per_key > capture.max_entries:
             yield "capture.max_entries_per_key", "is more than max_entries, so one API key can take all of them"
 
@@ -190,5 +199,7 @@ class Settings(Section):
         return self.models[key].engine_settings(key, self.credits_dir)
 
 
-def _shared(section: Section, options: type[ModelOptions] | type[MemoryOptions] | type[DraftOptions]) -> dict[str, Any]:
+def _shared(
+    section: Section, options: type[ModelOptions | MemoryOptions | DraftOptions | ImageOptions]
+) -> dict[str, Any]:
     return {field.name: getattr(section, field.name) for field in fields(options)}

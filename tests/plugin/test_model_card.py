@@ -47,6 +47,12 @@ def test_a_model_whose_calls_nobody_reads_does_not_claim_them() -> None:
     assert not any(card[f"supports_{name}"] for name in ("function_calling", "tool_choice", "reasoning"))
 
 
+def test_a_model_that_reads_images_says_so_loaded_or_not() -> None:
+    assert card_from_engine(EngineInfo(**{**vars_of(INFO), "reads_images": True}))["supports_vision"] is True
+    assert card_from_settings(settings(vision=True))["supports_vision"] is True
+    assert card_from_settings(settings())["supports_vision"] is False
+
+
 def test_a_context_that_is_larger_than_the_cache_is_not_promised() -> None:
     card = card_from_engine(EngineInfo(**{**vars_of(INFO), "cache_tokens": 2048}))
     assert card["max_input_tokens"] == 2048

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from exllamav3_adapters.engine_settings import DraftOptions, EngineSettings, LoraOptions, MemoryOptions, ModelOptions
+from exllamav3_adapters.engine_settings import (
+    DraftOptions,
+    EngineSettings,
+    ImageOptions,
+    LoraOptions,
+    MemoryOptions,
+    ModelOptions,
+)
 from litellm_exllamav3.availability import OPTIONS
+from litellm_exllamav3.images_section import ImagesSection
 from litellm_exllamav3.memory_section import MemorySection
 from litellm_exllamav3.model_section import DraftModelSection, LoraSection, ModelSection
 from litellm_exllamav3.settings import ModelSettings, Settings
@@ -231,24 +239,36 @@ def test_settings_cannot_be_changed() -> None:
 
 def test_defaults_are_those_of_the_engines() -> None:
     section: type[BaseModel]
-    options: ModelOptions | MemoryOptions
-    for section, options in [(ModelSection, ModelOptions(model_dir="")), (MemorySection, MemoryOptions())]:
+    options: ModelOptions | MemoryOptions | ImageOptions
+    for section, options in [
+        (ModelSection, ModelOptions(model_dir="")),
+        (MemorySection, MemoryOptions()),
+        (ImagesSection, ImageOptions()),
+    ]:
         for option in fields(options):
             if option.name not in ("model_dir", "chunk_size"):
                 assert section.model_fields[option.name].default == getattr(options, option.name), option.name
 
 
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSection,
+    "memory": MemorySection,
+    "draft_model": DraftModelSection,
+    "images": ImagesSection,
+    "lora": LoraSection,
+}
+"""Of a model, those whose options are an engine's."""
+
+
 def test_every_option_of_an_engine_says_where_it_is_available() -> None:
-    sections = {"model": ModelSection, "memory": MemorySection, "draft_model": DraftModelSection, "lora": LoraSection}
-    names = {f"{prefix}.{name}" for prefix, section in sections.items() for name in section.model_fields}
+    names = {f"{prefix}.{name}" for prefix, section in SECTIONS.items() for name in section.model_fields}
     assert set(OPTIONS) == names
 
 
 def test_the_value_that_is_as_good_as_none_is_the_default() -> None:
-    sections = {"model": ModelSection, "memory": MemorySection, "draft_model": DraftModelSection, "lora": LoraSection}
     for name, option in OPTIONS.items():
         prefix, _, field = name.partition(".")
-        info = sections[prefix].model_fields[field]
+        info = SECTIONS[prefix].model_fields[field]
         if not info.is_required():
             default = list(info.default) if isinstance(info.default, tuple) else info.default
             assert default == option.off, name
@@ -256,10 +276,11 @@ def test_the_value_that_is_as_good_as_none_is_the_default() -> None:
 
 def test_an_option_reaches_an_engine_that_has_it() -> None:
     """What is available must have a place in what the engine is told, or be the plugin's own."""
-    sections = {"model": ModelOptions, "memory": MemoryOptions, "draft_model": DraftOptions}
+    sections = {"model": ModelOptions, "memory": MemoryOptions, "draft_model": DraftOptions, "images": ImageOptions}
     told = {f"{prefix}.{f.name}" for prefix, options in sections.items() for f in fields(options)}
     plugins_own = {name for name in OPTIONS if name.startswith(("memory.warm_", "lora."))}
     names = {"model.model_name", "draft_model.draft_model_name"}
+    names |= {"images.max_mebibytes", "images.max_images", "images.allowed_folders"}
     assert set(OPTIONS) <= told | plugins_own | names
 
 
@@ -271,6 +292,15 @@ def test_reasoning_may_be_switched_as_yaml_reads_it(written: object, read: str) 
 def test_an_unknown_form_of_tool_calls_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(ValidationError, match="no such form; use one of auto, none"):
         ModelSection.model_validate({"model_dir": "demo", "tool_format": "morse"})
+
+
+def test_options_of_images_without_vision_bring_a_warning() -> None:
+    images = {"max_pixels": 1000}
+    seeing = model("fake", model={"vision": True}, images=images)
+    blind = model("fake", images=images)
+    assert list(seeing.warnings()) == []
+    assert list(blind.warnings()) == [("images", "has no effect without model.vision")]
+    assert seeing.engine_settings("m").images == ImageOptions(max_pixels=1000)
 
 
 def test_the_engine_is_told_of_a_draft_model_and_of_adapters_by_their_folders() -> None:
