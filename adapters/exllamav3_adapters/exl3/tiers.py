@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from exllamav3.constants import PAGE_SIZE
 
 from exllamav3_adapters.engine_settings import MemoryOptions
 from exllamav3_adapters.errors import LoadFailed
+
+log = logging.getLogger(__name__)
 
 MEBIBYTE = 1024 * 1024
 LEAST_PAGES = 2
@@ -25,12 +29,23 @@ def check_tiers(memory: MemoryOptions, cache: Any) -> None:
                 f"model ({page_bytes(cache) / MEBIBYTE:.1f} MiB each); set it to {needed} at least, or to 0"
             )
     if memory.disk_cache_dir is not None:
-        try:
-            Path(memory.disk_cache_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LoadFailed(
-                f"memory.disk_cache_dir: {memory.disk_cache_dir} cannot be a folder ({error.strerror})"
-            ) from error
+        _make_private(Path(memory.disk_cache_dir))
+
+
+def _make_private(folder: Path) -> None:
+    """The tier holds the tokens of whole conversations. A folder that is there may be others' on purpose."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise LoadFailed(f"memory.disk_cache_dir: {folder} cannot be a folder ({error.strerror})") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        log.warning(
+            "memory.disk_cache_dir: %s may be entered by other users, and will hold the tokens of whole conversations; "
+            "chmod 700 it",
+            folder,
+        )
 
 
 def page_bytes(cache: Any) -> int:

@@ -54,6 +54,17 @@ async def test_an_evicted_prompt_comes_back_from_system_memory(load: Load) -> No
     assert await cached_tokens(engine, wanted) >= 3 * PAGE
 
 
+async def test_the_folder_on_disk_is_for_its_owner_alone(
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await load(disk(tmp_path / "new"))
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert "may be entered by other users" not in caplog.text
+    (tmp_path / "shared").mkdir(mode=0o755)
+    await load(disk(tmp_path / "shared"))
+    assert "may be entered by other users" in caplog.text
+
+
 async def test_a_prompt_on_disk_is_warm_for_the_next_engine(load: Load, tmp_path: Path) -> None:
     first = await load(disk(tmp_path))
     wanted = prompt(3 * PAGE + 40)
