@@ -65,6 +65,13 @@ def gateway_warnings(config: Mapping[str, Any], keys: frozenset[str]) -> Iterato
             ("general_settings", "cancel_on_disconnect"),
             "is not true, so the engine goes on with requests whose client has gone",
         )
+    router = _mapping(config, "router_settings")
+    if router.get("fallbacks") and router.get("fallback_on_unsupported_params") is not False:
+        yield Fault(
+            ("router_settings", "fallback_on_unsupported_params"),
+            "is not false, so a request that a model refuses with a 400, for a misspelt parameter say, goes to the "
+            "fallback with its whole prompt",
+        )
     for index, params, _ in _routes(config):
         for name in sorted(_OUR_OPTIONS & params.keys() - _LITELLMS_OWN):
             yield Fault(

@@ -111,8 +111,8 @@ class ModelSection(Section):
     )
     reasoning: Switch = Field(
         default="auto",
-        description="Tell what the model thinks from what it answers. `auto`: where its chat template shows that it "
-        "thinks.",
+        description="Tell what the model thinks from what it answers: `on`, `off`, or `auto`, where its chat template "
+        "shows that it thinks.",
     )
     reasoning_start_token: str | None = Field(
         default=None, min_length=1, description="Text that begins reasoning. By default that of the model's family."

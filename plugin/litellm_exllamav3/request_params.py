@@ -47,9 +47,11 @@ WITHOUT_EFFECT: Final = frozenset(
         "prompt_cache_retention",
         "reasoning_summary",
         "extra_headers",
+        "id_slot",
         "max_retries",
         "access_programs",
         "cache_control",
+        "cache_prompt",
         "context_management",
         "diagnostics",
         "image",
@@ -75,7 +77,16 @@ def _never(value: Any) -> bool:
     return False
 
 
+def _is_true(value: Any) -> bool:
+    return value is True
+
+
 NOT_SUPPORTED: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "add_generation_prompt": _is_true,
+    "continue_final_message": _is_falsy,
+    "documents": _is_falsy,
+    "include_reasoning": _is_true,
+    "skip_special_tokens": _is_true,
     "echo": _is_falsy,
     "suffix": _is_falsy,
     "functions": _is_falsy,

@@ -52,6 +52,7 @@ SAMPLING: Final[Mapping[str, Kind]] = {
 
 ALIASES: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
     "min_length": "min_tokens",
     "stop_sequence": "stop",
     "bad_words": "banned_strings",

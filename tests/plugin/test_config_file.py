@@ -590,6 +590,21 @@ def test_what_litellms_sections_lack_is_warned_about(tmp_path: Path, caplog: pyt
     assert len(caplog.records) == 3
 
 
+@pytest.mark.parametrize(
+    ("router", "warnings"),
+    [
+        ({"fallbacks": [{"local": ["mock"]}]}, {"router_settings.fallback_on_unsupported_params"}),
+        ({"fallbacks": [{"local": ["mock"]}], "fallback_on_unsupported_params": False}, set()),
+        ({"num_retries": 0}, set()),
+    ],
+)
+def test_fallbacks_that_take_refused_requests_elsewhere_are_warned_about(
+    tmp_path: Path, router: dict[str, Any], warnings: set[str]
+) -> None:
+    content = {**sound(), "router_settings": router}
+    assert set(warned(write(tmp_path, content))) == warnings
+
+
 def test_engine_options_that_a_client_could_override_are_warned_about(tmp_path: Path) -> None:
     content = sound()
     content["model_list"][0]["litellm_params"] |= {"cache_size": 1024, "timeout": 60}

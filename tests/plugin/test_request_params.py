@@ -186,3 +186,23 @@ def test_any_json_value_is_taken_or_refused_by_name(name: str, value: Any) -> No
     except InvalidRequest as error:
         refusal = error
     assert refusal is None or refusal.param == name
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"skip_special_tokens": True},
+        {"add_generation_prompt": True},
+        {"continue_final_message": False},
+        {"include_reasoning": True},
+        {"documents": []},
+        {"cache_prompt": True},
+        {"id_slot": -1},
+    ],
+)
+def test_what_other_servers_clients_send_unasked_passes(harmless: dict[str, object]) -> None:
+    assert generation_params(harmless) == GenerationParams()
+
+
+def test_llama_cpps_name_for_the_limit_is_known() -> None:
+    assert generation_params({"n_predict": 5}).max_tokens == 5
