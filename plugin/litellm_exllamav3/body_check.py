@@ -33,6 +33,8 @@ def refuse_malformed(body: Mapping[str, Any], call_type: str) -> None:
     if call_type == "acompletion":
         for index, message in enumerate(body["messages"]):
             _refuse_unknown_kinds(message, f"messages[{index}]")
+    elif call_type == "aresponses":
+        _refuse_dropped_outputs(body["input"])
     elif call_type == "anthropic_messages":
         _refuse_unknown_choice(body.get("tool_choice"))
         for index, message in enumerate(body["messages"]):
@@ -66,13 +68,36 @@ def _refuse_unknown_kinds(message: Mapping[str, Any], where: str) -> None:
             raise InvalidRequest(f"{place} must be 'text'; this model reads nothing else.", place)
 
 
+def _refuse_dropped_outputs(items: Any) -> None:
+    """LiteLLM passes a tool's images on, those alone that come with their URL."""
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        output = item.get("output") if isinstance(item, Mapping) else None
+        for number, part in enumerate(output if isinstance(output, list) else ()):
+            place = f"input[{index}].output[{number}]"
+            if isinstance(part, Mapping) and part.get("type") == "input_image" and not part.get("image_url"):
+                raise InvalidRequest(f"{place}.image_url is missing; send the image as a data URL.", place)
+
+
 def _refuse_dropped_blocks(content: Any, where: str) -> None:
     for index, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, Mapping):
             continue
+        place = f"{where}[{index}]"
         media = _DROPPED_BLOCKS.get(str(block.get("type")))
         if media is not None:
-            place = f"{where}[{index}]"
             raise InvalidRequest(f"{place}: this model reads text only, not {media}; remove the block.", place)
+        if block.get("type") == "image":
+            _refuse_dropped_image(block.get("source"), f"{place}.source")
         if block.get("type") == "tool_result":
-            _refuse_dropped_blocks(block.get("content"), f"{where}[{index}].content")
+            _refuse_dropped_blocks(block.get("content"), f"{place}.content")
+
+
+def _refuse_dropped_image(source: Any, where: str) -> None:
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if kind == "base64" and isinstance(source.get("data"), str) and source["data"]:
+        return
+    if kind == "url" and isinstance(source.get("url"), str) and source["url"]:
+        return
+    raise InvalidRequest(
+        f'{where} must hold the image: {{"type": "base64", "media_type": "image/png", "data": ...}}.', where
+    )

@@ -135,7 +135,7 @@ class ImageSources:
     def _check_size(self, num_bytes: int, where: str) -> None:
         if num_bytes > self.max_bytes:
             raise InvalidRequest(
-                f"{where} is larger than the {self.max_bytes / _MEBIBYTE:g} MiB that an image may have; send a "
+                f"{where} is larger than the {self.max_bytes / _MEBIBYTE:.3g} MiB that an image may have; send a "
                 "smaller one.",
                 where,
             )

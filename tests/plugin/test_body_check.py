@@ -13,9 +13,20 @@ from litellm_exllamav3.body_check import refuse_malformed
 
 USER = {"role": "user", "content": "hi"}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
-READ = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [DOCUMENT]}]}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 TOOL_USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+
+
+def result_with(block: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]}
+
+
+def image(source: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "image", "source": source}
+
+
+READ = result_with(DOCUMENT)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +44,13 @@ TOOL_USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "na
                 "tool_choice": {"type": "auto"},
                 "thinking": {"type": "disabled"},
                 "max_tokens": 5,
+            },
+        ),
+        (
+            "anthropic_messages",
+            {
+                "max_tokens": 5,
+                "messages": [{"role": "user", "content": [PICTURE]}, TOOL_USE, result_with(PICTURE)],
             },
         ),
         ("aresponses", {"input": "hi"}),
@@ -81,6 +99,21 @@ def test_a_good_body_passes(call_type: str, body: dict[str, Any]) -> None:
             "anthropic_messages",
             {"messages": [USER], "max_tokens": 5, "tool_choice": {"type": "junk"}},
             "tool_choice.type",
+        ),
+        (
+            "anthropic_messages",
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [image({"type": "file", "file_id": "f"})]}]},
+            "messages[0].content[0].source",
+        ),
+        (
+            "anthropic_messages",
+            {"max_tokens": 5, "messages": [USER, TOOL_USE, result_with(image({"type": "base64", "data": ""}))]},
+            "messages[2].content[0].content[0].source",
+        ),
+        (
+            "aresponses",
+            {"input": [{"type": "function_call_output", "output": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].output[0]",
         ),
         ("aresponses", {"input": []}, "input"),
         ("aresponses", {"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0].type"),

@@ -109,18 +109,21 @@ def _content(message: Message, images: Images | None) -> str:
     content = message.get("content")
     if content is not None and not isinstance(content, str | Sequence):
         raise InvalidRequest("a message's content must be text or a list of parts", "messages")
-    text = content if isinstance(content, str) else "".join(_part(part, images) for part in content or ())
+    parts = [content] if isinstance(content, str) else content or ()
+    text = "".join(_part(part, message["role"], images) for part in parts)
     calls = message.get("tool_calls") or ()
     return text + "".join(f"\n<tool_call>{_sorted_json(call)}</tool_call>" for call in calls)
 
 
-def _part(part: Any, images: Images | None) -> str:
+def _part(part: Any, role: str, images: Images | None) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     if kind == "image" and images is not None and isinstance(part.get("data"), bytes):
+        if role not in ("user", "tool"):
+            raise InvalidRequest(f"there is an image in {role}'s message; put it into a user's or a tool's", "messages")
         return images[digest_of(part["data"])].text_alias
     raise InvalidRequest(f"a content part of type {kind!r} is not supported; this model reads text only", "messages")
 
