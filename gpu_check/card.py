@@ -43,7 +43,7 @@ class Surroundings:
         return f"torch finds no GPU ({self.machine.cuda_error or 'no driver is loaded'})"
 
     def missing(self) -> list[str]:
-        """What the build and the checks need and this machine lacks, by what to do about it."""
+        """What the build and the checks need and is not where it is looked for, by what to do about it."""
         compiler = self.machine.host_compiler
         found = {
             "exllamav3 (make gpu-wheels gathers it)": self.machine.exllamav3 is None,

@@ -9,13 +9,16 @@ from typing import Final
 
 from gpu_check.check import EngineName
 from gpu_check.parts.extension import extensions_folder
+from gpu_check.toolkit import toolkit_environment
 
 PROJECT: Final = Path(__file__).parents[1]
 _COMPILER_GIBIBYTES: Final = 4
 """Of memory for one of nvcc's processes."""
 
 
-def part_environment(engine: EngineName, state: Path, architectures: str | None, gibibytes: float) -> dict[str, str]:
+def part_environment(
+    engine: EngineName, state: Path, architectures: str | None = None, gibibytes: float = 8.0, nvcc: str | None = None
+) -> dict[str, str]:
     """`gibibytes` of the machine's memory are free; `architectures` is None where nothing is built."""
     found = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     # The project and the adapters, installed or not, before what is there under these names.
@@ -35,6 +38,7 @@ def part_environment(engine: EngineName, state: Path, architectures: str | None,
         "MAX_JOBS": str(jobs),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+    found |= toolkit_environment(nvcc, state)
     if architectures is not None:
         found["TORCH_CUDA_ARCH_LIST"] = architectures
     return found

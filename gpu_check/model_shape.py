@@ -114,11 +114,11 @@ CARD_HYBRID: Final = HybridShape(
     kv_heads=2,
     head_size=128,
     linear_key_heads=2,
-    linear_value_heads=4,
+    linear_value_heads=8,
     linear_head_size=128,
-    experts=8,
-    experts_per_token=2,
-    expert_mlp=256,
+    experts=32,
+    experts_per_token=4,
+    expert_mlp=128,
 )
 TINY_LLAMA: Final = LlamaShape(vocabulary=1024, hidden=64, layers=2, heads=4, kv_heads=2, head_size=16, mlp=96)
 TINY_HYBRID: Final = HybridShape(

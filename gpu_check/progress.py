@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,6 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from gpu_check.outcome import Outcome
 from gpu_check.part_table import Part
+
+_LINE_SECONDS: Final = 20.0
+"""Between two lines of one part where there is no terminal."""
 
 
 class PartProgress:
@@ -23,8 +28,10 @@ class PartProgress:
             SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
         )
         self._task: TaskID | None = None
+        self._said = 0.0
 
     def started(self, part: Part) -> None:
+        self._said = time.monotonic()
         if self._console.is_terminal:
             self._task = self.bar.add_task(part.name, total=None)
         else:
@@ -33,6 +40,9 @@ class PartProgress:
     def says(self, part: Part, text: str) -> None:
         if self._task is not None:
             self.bar.update(self._task, description=f"{part.name}: {escape(text)}")
+        elif time.monotonic() - self._said > _LINE_SECONDS:
+            self._said = time.monotonic()
+            self._console.print(f"{part.name}: {escape(text)}", highlight=False)
 
     def ended(self, part: Part, outcome: Outcome) -> None:
         if self._task is not None:

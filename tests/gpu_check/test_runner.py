@@ -35,7 +35,7 @@ def part(name: str, *needs: str, seconds: float = 30.0, needs_card: bool = False
 
 
 def runner(state: Path, *parts: Part, seconds: float = 60.0, only: frozenset[str] = frozenset()) -> Runner:
-    environment = part_environment("cpu", state, None, 8.0)
+    environment = part_environment("cpu", state)
     environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
     return Runner(
         engine="cpu", state=state, seconds=seconds, environment=environment, watcher=Heard(), parts=parts, only=only

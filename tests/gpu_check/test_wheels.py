@@ -70,7 +70,7 @@ def normal(name: str) -> str:
 
 @pytest.mark.model
 def test_all_that_the_checks_import_is_carried_or_comes_with_torch(tmp_path: Path) -> None:
-    environment = part_environment("cpu", tmp_path, None, 8.0)
+    environment = part_environment("cpu", tmp_path)
     script = IMPORTS.format(names=json.dumps(NAMES))
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
