@@ -44,6 +44,8 @@ class Runner:
     only: frozenset[str] = frozenset()
     clock: Callable[[], float] = time.monotonic
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    last_words: str = ""
+    """Of the part that runs."""
 
     def run(self) -> dict[str, Outcome]:
         """By part, in their order. Those that were done before are not run again."""
@@ -83,6 +85,7 @@ class Runner:
 
     def _run(self, part: Part, seconds: float, kept: Outcomes) -> Outcome:
         kept.path(part.name).unlink(missing_ok=True)
+        self.last_words = "nothing"
         began = self.clock()
         log = self.state / "logs" / f"{part.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -107,13 +110,15 @@ class Runner:
             return outcome
         words = "\n".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:])
         if is_late:
-            return Outcome(status="out of time", seconds=took, error=f"it was ended after {seconds:.0f} s: {words}")
+            told = f"it was ended after {seconds:.0f} s; it had said last: {self.last_words}\n{words}"
+            return Outcome(status="out of time", seconds=took, error=told.rstrip())
         return Outcome(status="failed", seconds=took, error=f"its process ended with {process.returncode}: {words}")
 
     def _pass_on(self, part: Part, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self.watcher.says(part, line.rstrip())
+            self.last_words = line.rstrip()
+            self.watcher.says(part, self.last_words)
 
 
 def _wait(process: subprocess.Popen[str], seconds: float) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 _ROOTS = Path("/usr/local")
 _RUNTIME = "libcudart.so"
-_HEADERS = ("cublas_v2.h", "cublasLt.h", "cusparse.h", "cusolverDn.h")
-"""Beside the compiler's own, of torch's headers."""
+_HEADERS = ("cublas_v2.h", "cublasLt.h", "cusparse.h", "cusolverDn.h", "curand_kernel.h")
+"""Of torch's headers and of exllamav3's kernels, beside the compiler's own."""
 
 
 def toolkit_environment(nvcc: str | None, state: Path) -> dict[str, str]:

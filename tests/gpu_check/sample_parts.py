@@ -32,5 +32,6 @@ def hang(check: Check) -> Figures:
     """With a process of its own, as a build or an engine has."""
     child = subprocess.Popen(["sleep", "60"])
     (check.state / "child").write_text(str(child.pid))
+    check.say("waiting")
     time.sleep(60)
     return {}

@@ -71,6 +71,7 @@ def test_a_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None
 def test_a_part_beyond_its_time_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     outcomes = runner(tmp_path, part("hang", seconds=3.0), part("count")).run()
     assert outcomes["hang"].status == "out of time"
+    assert outcomes["hang"].error == "it was ended after 3 s; it had said last: waiting"
     assert outcomes["count"].status == "done"
     child = int((tmp_path / "child").read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
