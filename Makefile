@@ -50,13 +50,13 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_SITE := $(CURDIR)/.gpu-check/site
 
 test-gpu:
-	@if [ ! -e $(GPU_SITE)/installed ] && ls gpu-wheels/*.whl >/dev/null 2>&1 && \
-	  $(GPU_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then \
-	  $(GPU_PYTHON) -m pip install -q --root-user-action=ignore --no-index --no-deps --target $(GPU_SITE) gpu-wheels/*.whl && \
-	  touch $(GPU_SITE)/installed; \
-	fi
 	@export PYTHONPATH="$(CURDIR):$(CURDIR)/adapters:$$PYTHONPATH"; \
-	if [ -e $(GPU_SITE)/installed ]; then export PYTHONPATH="$(GPU_SITE):$$PYTHONPATH"; fi; \
+	if ls gpu-wheels/*.whl >/dev/null 2>&1 && \
+	  $(GPU_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then \
+	  test -e $(GPU_SITE)/installed || { $(GPU_PYTHON) -m pip install -q --root-user-action=ignore --no-index --no-deps \
+	    --target $(GPU_SITE) gpu-wheels/*.whl && touch $(GPU_SITE)/installed; } || exit 1; \
+	  export PYTHONPATH="$(GPU_SITE):$$PYTHONPATH"; \
+	fi; \
 	$(GPU_PYTHON) -c 'import msgspec, rich' || { \
 	  echo "$(GPU_PYTHON) lacks packages that the check needs: make gpu-wheels, where there is a network, gathers" \
 	  "them for Python 3.12; or name another: make test-gpu GPU_PYTHON=/path/to/python" >&2; exit 1; }; \
