@@ -67,7 +67,7 @@ def with_aliases(messages: Sequence[PlainMessage], images: Images) -> list[Plain
     ]
 
 
-def count_images(messages: Sequence[PlainMessage]) -> int:
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(1 for message in messages for _ in _image_parts(message))
 
 

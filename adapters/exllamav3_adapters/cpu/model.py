@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import transformers
 from exllamav3 import Cache
 from exllamav3.cache.recurrent_util import advance_recurrent_states
 from exllamav3.modules.gated_delta_net import GDNState
+from exllamav3.tokenizer.mm_embedding import FIRST_MM_EMBEDDING_INDEX
 from transformers.utils import logging as transformers_logging
 
 from exllamav3_adapters.contract import LoadProgress
@@ -108,23 +109,21 @@ class CpuModel:
         """Logits (B, T, vocabulary), float32, of `input_ids` (B, T), int64; their pages are written on the way.
 
         Of `params`: `cache`, `block_table` (B, pages), `cache_seqlens` (B), `recurrent_states` (B, of a hybrid model;
-        they advance by T), and `last_tokens_only`, which restricts the logits to the last n tokens. Raises
-        `ValueError` for embeddings of images.
+        they advance by T), `last_tokens_only`, which restricts the logits to the last n tokens, and
+        `indexed_embeddings`, exllamav3's `MMEmbedding`s, whose rows stand for the ids from `first_index` on.
         """
         keep = params.get("last_tokens_only") or input_ids.shape[1]
         logits: torch.Tensor = self._run(self.network, input_ids, params, logits_to_keep=keep).logits
         return logits
 
     def _run(self, network: Any, input_ids: torch.Tensor, params: dict[str, Any], **options: Any) -> Any:
-        if params.get("indexed_embeddings"):
-            raise ValueError("the CPU engine reads text only, and a request brought embeddings of images")
         rows, num_tokens = input_ids.shape
         batch = PagedBatch(
             _CacheLayers(params["cache"]), params["block_table"], params["cache_seqlens"], num_tokens, rows
         )
         states = self._recurrent_batch(params, batch)
         output = network(
-            input_ids=input_ids,
+            **self._inputs(input_ids, params.get("indexed_embeddings") or ()),
             position_ids=batch.positions,
             paged_batch=batch,
             **cache_arguments(states),
@@ -134,6 +133,16 @@ class CpuModel:
             states.write_back()
             advance_recurrent_states(input_ids, params, self)
         return output
+
+    def _inputs(self, input_ids: torch.Tensor, images: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """What the network reads: ids, or their embeddings where some stand for rows of images."""
+        if not images or not bool((is_image := input_ids >= FIRST_MM_EMBEDDING_INDEX).any()):
+            return {"input_ids": input_ids}
+        rows: torch.Tensor = self.network.get_input_embeddings()(input_ids.masked_fill(is_image, 0)).clone()
+        for image in images:
+            own = (input_ids >= image.first_index) & (input_ids < image.last_index)
+            rows[own] = image.embeddings[input_ids[own] - image.first_index].to(rows.dtype)
+        return {"inputs_embeds": rows}
 
     def _recurrent_batch(self, params: dict[str, Any], batch: PagedBatch) -> RecurrentBatch | None:
         if not self._sites.recurrent:

@@ -10,6 +10,7 @@ from exllamav3_adapters.cuda.cache_options import batch_slots, history
 from exllamav3_adapters.cuda.components import make_component, read_config
 from exllamav3_adapters.cuda.draft import make_draft_model, num_draft_tokens
 from exllamav3_adapters.engine_settings import EngineSettings
+from exllamav3_adapters.errors import LoadFailed
 from exllamav3_adapters.exl3.model_sizes import cache_tokens, context_length
 
 
@@ -40,6 +41,8 @@ def lay_out(settings: EngineSettings, folder: Path) -> Layout:
     config.infer_params.moe_cpu_split = options.moe_cpu_split
     model = make_component(config, "text", "model.model_dir")
     draft_model = make_draft_model(settings, config)
+    if options.vision:
+        _check_drafts_beside_images(settings, draft_model)
     return Layout(
         model=model,
         draft_model=draft_model,
@@ -49,6 +52,16 @@ def lay_out(settings: EngineSettings, folder: Path) -> Layout:
         slots=batch_slots(settings, model),
         max_history=history(settings, model, num_draft_tokens(settings, draft_model)),
     )
+
+
+def _check_drafts_beside_images(settings: EngineSettings, draft_model: Any | None) -> None:
+    """exllamav3 1.6.5 asserts in mid-step that no request has images (`Generator.iterate_draftmodel_gen`), which would
+    end all of them."""
+    if settings.draft.draft_mode == "model" and draft_model is not None and not draft_model.caps.get("dflash_draft"):
+        raise LoadFailed(
+            "model.vision: exllamav3 reads no images while such a draft model drafts; set draft_model.draft_mode to "
+            "mtp, ngram or disabled, or model.vision to false"
+        )
 
 
 def made_for(config: Any) -> int | None:

@@ -115,7 +115,8 @@ class AgingPageTable(PageTable):  # type: ignore[misc]
 
     @contextmanager
     def claiming(self, prompt: tuple[int, ...] | None) -> Iterator[None]:
-        """Says for which prompt's tokens pages are allocated meanwhile; None: the claim is not to count."""
+        """Says for which prompt's tokens pages are allocated meanwhile; None: the claim is not to count. Pages behind
+        those tokens do not count either."""
         self._prompt = prompt
         try:
             yield
@@ -125,7 +126,8 @@ class AgingPageTable(PageTable):  # type: ignore[misc]
     def allocate_pages(self, page_hashes: list[bytes], *args: Any, **kwargs: Any) -> Any:
         now = self._clock()
         if self._prompt is not None:
-            self.on_claim(page_hashes, self._prompt, now)
+            known = page_hashes[: len(self._prompt) // PAGE_SIZE] if self._prompt else page_hashes
+            self.on_claim(known, self._prompt, now)
         self._count_regretted(page_hashes, now)
         return super().allocate_pages(page_hashes, *args, **kwargs)
 

@@ -38,12 +38,14 @@ from exllamav3_adapters.exl3.generator_options import (
     generator_options,
     options_without_effect,
 )
+from exllamav3_adapters.exl3.image_cache import placeholders
 from exllamav3_adapters.exl3.prefill_times import device_clock
 from exllamav3_adapters.exl3.request import Request
 from exllamav3_adapters.exl3.results import failure_of
 from exllamav3_adapters.exl3.sampling import build_sampler, scans_vocabulary
 from exllamav3_adapters.exl3.scheduler import Scheduler
 from exllamav3_adapters.exl3.tiers import check_tiers
+from exllamav3_adapters.exl3.vision import Vision
 from exllamav3_adapters.policies.prefill_cost import PrefillCost
 from exllamav3_adapters.text_start import text_start
 from exllamav3_adapters.token_ids import check_token_ids
@@ -110,6 +112,7 @@ class Exl3Engine:
             cache_fingerprint=cache_fingerprint(loaded),
             tool_format=form.tool_format,
             has_reasoning=form.reasoning is not None,
+            reads_images=loaded.vision is not None,
             text_start=text_start(
                 loaded.tokenizer.tokenizer, loaded.tokenizer.tokenizer_config_dict, loaded.tokenizer.bos_token_id
             ),
@@ -133,6 +136,9 @@ class Exl3Engine:
             on_answered=self._keep_tokens,
             on_broken=self._ended.set_result,
         )
+        self._vision: Vision | None = None
+        if loaded.vision is not None:
+            self._vision = Vision(loaded.vision, loaded.tokenizer, settings.images, self._scheduler.compute)
         self._scheduler.start()
         self._info = replace(self._info, max_batch_size=self._scheduler.max_batch_size)
 
@@ -145,7 +151,9 @@ class Exl3Engine:
         return await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def render(self, chat: Chat) -> Prompt:
-        return await self._on_render_thread(lambda: self._renderer.render(chat))
+        self._check_open()
+        images = await self._vision.prepare(chat) if self._vision is not None else None
+        return await self._on_render_thread(lambda: self._renderer.render(chat, images))
 
     async def render_head(self, head: Head) -> Prompt:
         return await self._on_render_thread(lambda: self._renderer.render_head(head))
@@ -187,6 +195,8 @@ class Exl3Engine:
         self._closed = True
         for thread in (self._render_thread, self._prepare_thread):
             thread.shutdown(wait=False, cancel_futures=True)
+        if self._vision is not None:
+            self._vision.close()
         await self._scheduler.close()
         if not self._ended.done():
             self._ended.set_result(None)
@@ -230,19 +240,26 @@ class Exl3Engine:
             pin=pin,
         )
         try:
-            self._check_servable(prompt, params)
+            self._check_open()
+            if prompt.images and self._vision is not None:
+                request.images = self._vision.images_of(prompt)
+            self._check_servable(request)
         except EngineError as error:
             stream.fail(error)
         return request
 
-    def _check_servable(self, prompt: Prompt, params: GenerationParams) -> None:
-        """A token outside the vocabulary would fail the forward of the whole batch."""
-        self._check_open()
+    def _check_servable(self, request: Request) -> None:
+        """A token outside the vocabulary, and no placeholder of the prompt's images, would fail the forward of the
+        whole batch."""
+        prompt, of_images = request.prompt, placeholders(request.images)
         if not prompt.token_ids:
             raise InvalidRequest("the prompt is empty", "messages")
-        if min(prompt.token_ids) < 0 or max(prompt.token_ids) >= self._vocab_size:
+        is_plain = min(prompt.token_ids) >= 0 and max(prompt.token_ids) < self._vocab_size
+        if not is_plain and any(
+            not 0 <= token_id < self._vocab_size and token_id not in of_images for token_id in prompt.token_ids
+        ):
             raise InvalidRequest(f"token ids must be from 0 to {self._vocab_size - 1}", "prompt")
-        check_token_ids(params, self._vocab_size)
+        check_token_ids(request.params, self._vocab_size)
         if len(prompt.token_ids) >= self._info.context_length:
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt.token_ids)} tokens, and this model's context of "

@@ -25,7 +25,32 @@ class Surface:
     """Of an object. Functions that are called without arguments are among them."""
 
 
+VISION_COMPONENTS: Final = (
+    "deepseek_v4_vision:DeepseekV4VisionModel",
+    "gemma3:Gemma3VisionModel",
+    "gemma4:Gemma4UnifiedVisionModel",
+    "gemma4:Gemma4VisionModel",
+    "glm4v:Glm4VVisionModel",
+    "glm5_next:Glm5NextVisionModel",
+    "hcxvisionv2:HCXVisionV2VisionModel",
+    "lfm2_vl:Lfm2VlVisionModel",
+    "mimo_v2_vision:MiMoV2VisionModel",
+    "mistral3:Mistral3VisionModel",
+    "muse_glimmer:MuseGlimmerVisionModel",
+    "nemotronh:NemotronHOmniVisionModel",
+    "qwen2_5_vl:Qwen2_5VLVisionModel",
+    "qwen3_vl:Qwen3VLVisionModel",
+    "step3_7:Step3_7VisionModel",
+)
+"""Of `exllamav3.architecture`: they have no base class that says what they are called with."""
+
 SURFACE: Final[Mapping[str, Surface]] = {
+    **{
+        f"exllamav3.architecture.{place}": Surface(
+            exactly={"get_image_embeddings": ("self", "tokenizer", "image", "text_alias")}
+        )
+        for place in VISION_COMPONENTS
+    },
     "exllamav3.architecture.architectures:": Surface(exactly={"get_architectures": ()}),
     "exllamav3.model.config:Config": Surface(
         passes={
@@ -118,6 +143,11 @@ SURFACE: Final[Mapping[str, Surface]] = {
     "exllamav3.constants:": Surface(attributes=("PAGE_SIZE",)),
     "exllamav3.modules:": Surface(attributes=("BlockSparseMLP",)),
     "exllamav3.modules.gated_delta_net:GDNState": Surface(attributes=("position", "slot", "stash")),
+    "exllamav3.tokenizer.mm_embedding:": Surface(attributes=("FIRST_MM_EMBEDDING_INDEX",)),
+    "exllamav3.tokenizer.mm_embedding:MMEmbedding": Surface(
+        exactly={"token_list_at": ("self", "position")},
+        attributes=("align", "deepstack_embeddings", "embeddings", "first_index", "last_index", "text_alias"),
+    ),
     "exllamav3.tokenizer.tokenizer:Tokenizer": Surface(
         passes={
             "encode": ("text", "encode_special_tokens"),
@@ -200,6 +230,7 @@ SURFACE: Final[Mapping[str, Surface]] = {
                 "return_probs",
                 "return_top_tokens",
                 "filters",
+                "embeddings",
                 "identifier",
                 "max_rq_tokens",
             )

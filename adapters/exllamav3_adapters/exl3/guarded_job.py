@@ -88,7 +88,10 @@ class GuardedJob(RecurrentJob):
             super().allocate_pages()
             return
         counts = self.request.counts and not self.is_requeued
-        with self.pagetable.claiming(self.request.prompt.token_ids if counts else None):
+        prompt = self.request.prompt
+        # What is learnt of pages outlives the process, and placeholders of images do not.
+        lasting = prompt.token_ids[: prompt.num_lasting_tokens]
+        with self.pagetable.claiming(lasting if counts and lasting else None):
             super().allocate_pages()
 
     def _persistable_before(self) -> dict[bytes, bool]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from exllamav3_adapters.contract import GenerationParams, Prompt, TokenLogprob
 from exllamav3_adapters.event_stream import QueuedEventStream
+from exllamav3_adapters.exl3.image_cache import PreparedImage
 from exllamav3_adapters.exl3.sent_tokens import SentTokens
 
 
@@ -28,6 +29,8 @@ class Request:
     background: bool = False
     """A prefill that yields to requests."""
     pin: bool = False
+    images: list[PreparedImage] = field(default_factory=list)
+    """Of the prompt, each once."""
     filters: list[Any] = field(default_factory=list)
     sampler: Any = None
     """None: made when the job is."""

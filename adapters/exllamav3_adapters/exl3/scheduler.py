@@ -129,6 +129,17 @@ class Scheduler:
             raise self._ended_error()
         return await future
 
+    async def compute(self, function: Callable[[], T]) -> T:
+        """As `call`, for work on the device beside the generator's. What fails there is told as a job's failure is."""
+
+        def contained() -> T:
+            try:
+                return function()
+            except Exception as error:
+                raise self._containment.job_failure(error) from None
+
+        return await self.call(contained)
+
     async def stats(self) -> EngineStats:
         return await self.call(self._stats)
 
@@ -317,6 +328,7 @@ class Scheduler:
                 return_probs=params.top_logprobs is not None,
                 return_top_tokens=params.top_logprobs or 0,
                 filters=request.filters,
+                embeddings=[image.embedding for image in request.images] or None,
                 identifier=request,
                 max_rq_tokens=self._max_rq_tokens,
             )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exllamav3.tokenizer import MMEmbedding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,6 +132,20 @@ def test_neighbouring_pages_are_one_run_without_a_copy() -> None:
     assert batch.positions.tolist() == [[1000, 1001, 1002]]
 
 
-def test_images_are_refused(tiny: Any, token_ids: Callable[..., torch.Tensor]) -> None:
-    with pytest.raises(ValueError, match="images"):
-        tiny.model.forward(token_ids(2, seed=5), {"indexed_embeddings": [object()]})
+def test_rows_of_an_image_take_the_place_of_embeddings(tiny: Any, token_ids: Callable[..., torch.Tensor]) -> None:
+    """An image made of the embeddings of words reads as those words."""
+    ids = token_ids(12, seed=5)
+    words = tiny.model.network.get_input_embeddings()(ids[0, 4:8])
+    image = MMEmbedding(embeddings=words, token_string=torch.full((1, 4), -1))
+    pictured = torch.cat((ids[:, :4], torch.tensor([image.token_list]), ids[:, 8:]), dim=1)
+    logits = []
+    for each, images in ((ids, []), (pictured, [image])):
+        params = {
+            "cache": make_cache(tiny.model, 256),
+            "block_table": torch.tensor([[0]], dtype=torch.int32),
+            "cache_seqlens": torch.tensor([0], dtype=torch.int32),
+            "indexed_embeddings": images,
+        }
+        with torch.inference_mode():
+            logits.append(tiny.model.forward(each, params))
+    assert torch.equal(*logits)

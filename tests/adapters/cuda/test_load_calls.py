@@ -249,6 +249,13 @@ ERRORS = [
         name="no vision", model={"vision": True}, error=r"model.vision: LlamaForCausalLM in .* has no vision component"
     ),
     Case(
+        name="images beside a draft model",
+        components=("vision",),
+        model={"vision": True},
+        draft={"draft_mode": "model", "draft_model_dir": "DRAFT"},
+        error=r"model.vision: exllamav3 reads no images while such a draft model drafts",
+    ),
+    Case(
         name="a history that is too short",
         recurrent=("text",),
         model={"max_history": 2},

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from exllamav3 import architecture
 from surface_reader import changes, find, parameters
 
 import exllamav3_adapters
 from exllamav3_adapters import cpu, cuda, exl3
-from exllamav3_adapters.exl3.engine_surface import SURFACE
+from exllamav3_adapters.exl3.engine_surface import SURFACE, VISION_COMPONENTS
 
 PACKAGES = (exl3, cpu, cuda)
 
@@ -65,6 +66,13 @@ def test_every_method_that_ours_replaces_is_declared_with_its_parameters() -> No
     for theirs, method, ours in overridden():
         place = f"{theirs.__module__}:{theirs.__qualname__}"
         assert method in SURFACE[place].exactly, f"{ours.__name__}.{method}"
+
+
+def test_every_vision_component_is_declared() -> None:
+    declared = {find(f"exllamav3.architecture.{place}") for place in VISION_COMPONENTS}
+    for module_info in pkgutil.iter_modules(architecture.__path__, f"{architecture.__name__}."):
+        for name, component in inspect.getmembers(importlib.import_module(module_info.name), inspect.isclass):
+            assert not hasattr(component, "get_image_embeddings") or component in declared, name
 
 
 @pytest.mark.parametrize("place", [place for place in SURFACE if SURFACE[place].exactly])
