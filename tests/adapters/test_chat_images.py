@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ PARTS = """{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m
 {%- else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"""
 JSON = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
 CAT, DOG = b"a cat", b"a dog"
+NOW = datetime(2026, 5, 4)
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def image(data: bytes) -> dict[str, Any]:
@@ -151,10 +154,34 @@ def test_real_templates_show_every_image_in_its_place(path: Path) -> None:
         {"role": "assistant", "content": "A cat."},
         user(image(DOG)),
     ]
-    prompt = ChatRenderer(
-        compile_chat_template(path.read_text(), path.name),
-        {"bos_token": "<s>", "eos_token": "</s>"},
-        lambda text: list(text.encode()),
-    ).render(Chat(messages=chat), prepared(CAT, DOG))
-    text = shown(prompt)
+    text = shown(real_renderer(path).render(Chat(messages=chat), prepared(CAT, DOG)))
     assert text.index("probeleft") < text.index("<111>") < text.index("proberight") < text.index("<222>")
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        ("Qwen3.5-4B", "<|vision_start|><|image_pad|><|vision_end|>"),
+        ("Mistral-Small-3.2-24B-Instruct-2506", "[IMG]"),
+        ("google-gemma-4-31B-it", "<|image|>"),
+    ],
+)
+def test_an_image_stands_where_the_templates_own_mark_would(name: str, mark: str) -> None:
+    path = TEMPLATES / f"{name}.jinja"
+    if not path.is_file():
+        pytest.skip("there are no templates of real models in ../shared/chat_templates")
+    content = [words("Look: "), image(CAT), words("What is it?")]
+    own = compile_chat_template(path.read_text(), path.name).default.render(
+        [{"role": "user", "content": [words("Look: "), {"type": "image"}, words("What is it?")]}],
+        None,
+        SPECIAL_TOKENS,
+        now=NOW,
+    )
+    ours = shown(real_renderer(path).render(Chat(messages=[user(*content)]), prepared(CAT)))
+    assert own.text.count(mark) == 1
+    assert ours == own.text.replace(mark, "<111>")
+
+
+def real_renderer(path: Path) -> ChatRenderer:
+    template = compile_chat_template(path.read_text(), path.name)
+    return ChatRenderer(template, SPECIAL_TOKENS, lambda text: list(text.encode()), now=lambda: NOW)

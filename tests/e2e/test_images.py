@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anthropic
@@ -201,6 +203,31 @@ def test_an_image_that_cannot_be_read_is_a_400_that_says_why(proxy: Proxy, url: 
     answer = httpx.post(f"{proxy.base_url}/v1/chat/completions", json=body, headers=proxy.headers, timeout=30)
     assert answer.status_code == 400, answer.text
     assert says in answer.json()["error"]["message"]
+
+
+def test_nobody_fetches_a_clients_url(proxy: Proxy) -> None:
+    """Nor does LiteLLM, which could be made to ask servers that only the proxy reaches."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.client_address)
+            super().handle()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/cat.png"
+        source = {"type": "url", "url": url}
+        for path, messages in (
+            ("/v1/chat/completions", user(part(url), text())),
+            ("/v1/messages", user({"type": "image", "source": source}, text())),
+        ):
+            for model, stream in (("eyes", False), ("eyes", True), ("blind", False), ("blind", True)):
+                body = {"model": model, "messages": messages, "stream": stream, "max_tokens": 5}
+                answer = httpx.post(f"{proxy.base_url}{path}", json=body, headers=proxy.headers, timeout=30)
+                assert answer.status_code == 400, answer.text
+        server.shutdown()
+    assert asked == []
 
 
 def test_too_many_images_are_refused(client: openai.OpenAI) -> None:

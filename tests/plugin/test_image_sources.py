@@ -60,6 +60,11 @@ def test_a_data_url_is_read_however_clients_write_it(url: str) -> None:
     assert read(url) == FILE
 
 
+def test_a_large_image_is_decoded_whole() -> None:
+    data = os.urandom(3_000_001)
+    assert read(f"data:image/png;base64,{base64.b64encode(data).decode()}") == data
+
+
 @pytest.mark.parametrize("media", ["", "text/plain", "application/pdf", "image/svg+xml", "video/mp4"])
 def test_other_media_types_are_refused(media: str) -> None:
     assert "media type must be image/png" in refusal(f"data:{media};base64,{CODED}")
