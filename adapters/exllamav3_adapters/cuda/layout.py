@@ -41,12 +41,14 @@ def lay_out(settings: EngineSettings, folder: Path) -> Layout:
     config.infer_params.moe_cpu_split = options.moe_cpu_split
     model = make_component(config, "text", "model.model_dir")
     draft_model = make_draft_model(settings, config)
+    vision = None
     if options.vision:
+        vision = make_component(config, "vision", "model.vision")
         _check_drafts_beside_images(settings, draft_model)
     return Layout(
         model=model,
         draft_model=draft_model,
-        vision=make_component(config, "vision", "model.vision") if options.vision else None,
+        vision=vision,
         context=context,
         cache_tokens=tokens,
         slots=batch_slots(settings, model),

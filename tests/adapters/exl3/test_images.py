@@ -14,7 +14,7 @@ from exl3_requests import answer, greedy
 from picture import BLUE, GREEN, RED, image_file
 from seeing_model import BEGIN, Painter, load_seeing, write_seeing_folder
 
-from exllamav3_adapters.contract import Chat, Prompt
+from exllamav3_adapters.contract import Chat, Prefilled, Prompt
 from exllamav3_adapters.engine_settings import EngineSettings, ImageOptions, MemoryOptions, ModelOptions
 from exllamav3_adapters.errors import EngineUnavailable, InvalidRequest, JobFailed, QueueFull
 from exllamav3_adapters.exl3.engine import Exl3Engine
@@ -313,6 +313,19 @@ async def test_no_credit_where_an_image_comes_first(load: Load) -> None:
     for number in range(3):
         await said(engine, await render(engine, picture(width=300), LONG, str(number)), 2)
     assert (await engine.stats()).counters["credit_entries"] == 0
+
+
+async def test_a_replay_with_an_image_yields_to_requests(load: Load, hybrid_folder: Path) -> None:
+    engine = await load(MemoryOptions(sysmem_kv_cache=64), folder=hybrid_folder, recurrent_frontier_checkpoints=True)
+    prompt = await render(engine, picture(width=600), LONG * 2)
+    words = await render(engine, "Words alone.")
+    replay = engine.prefill(prompt)
+    await anext(replay)
+    await said(engine, words)
+    events = [event async for event in replay]
+    assert isinstance(events[-1], Prefilled)
+    _, finished = await answer(engine.generate(prompt, greedy(1)))
+    assert finished.cached_tokens >= PAGE
 
 
 async def test_a_hybrid_model_reads_images_and_keeps_no_frontier_of_them(load: Load, hybrid_folder: Path) -> None:
